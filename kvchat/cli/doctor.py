@@ -248,7 +248,7 @@ def format_lines(report: Report) -> list[str]:
         rows.append(("context", context.full_explanation))
         if context.warning:
             rows.append(("", context.warning))
-        rows += [("takes", f"{bar.device}: {bar.summary}") for bar in context.memory_uses]
+        rows += [("takes", f"{bar.name}: {bar.summary}") for bar in context.memory_uses]
     if report["restoring"] is not None:
         rows += [("restoring", report["restoring"]["words"]), ("", f"engine: {report['restoring']['build']}")]
     elif model["usable"]:

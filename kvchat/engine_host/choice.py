@@ -7,16 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvchat.engine.api.errors import WORKER_LOST, EngineFailed
 from kvchat.engine.discovery import arguments
-from kvchat.engine.discovery.engines import (
-    Device,
-    EngineLocation,
-    EngineNotFound,
-    EngineProbe,
-    list_devices,
-    usable_engine,
-)
+from kvchat.engine.discovery.engines import EngineLocation, EngineProbe, list_devices, usable_engine
 from kvchat.engine.process.plan import FULL_WINDOW_OPTION, LaunchPlan
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NO_STAGING_MEMORY, StagingMemory
@@ -282,17 +274,6 @@ def memory_for(
     location: EngineLocation, workers: Sequence[str] = (), staged: StagingMemory = NO_STAGING_MEMORY
 ) -> MemoryFacts:
     """Return the memory of the computer, its GPUs and the RPC servers. Raises EngineUnusable and EngineFailed."""
-    devices: tuple[Device, ...] = ()
-    try:
-        if location.path is not None:  # the embedded engine is CPU-only
-            devices = list_devices(location, workers)
-    except EngineNotFound as error:
-        if not workers:
-            raise
-        if reason := WORKER_LOST.find(error.detail.splitlines()):
-            raise EngineFailed(reason) from error
-        output = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
-        message = _("The engine could not start with these RPC servers: {said}", said=output)
-        raise arguments.BadWorkers(message) from error
+    devices = list_devices(location, workers) if location.path is not None else ()  # the embedded engine is CPU-only
     gpus = [DeviceMemory(device.name, device.free_bytes) for device in devices if device.free_bytes]
     return available_memory(gpus).with_staging(staged.reclaimable, staged.capacity)

@@ -32,7 +32,7 @@ from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.demand import LoadLimits, MemoryUse, with_freed_memory
+from kvchat.library.memory.demand import DeviceMemory, LoadLimits, MemoryUse, with_freed_memory
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import BreakEven, RestoreCost
 from kvchat.session.restore_support import FindingKey, FindingStore, RestoreFinding, Strategy
@@ -307,9 +307,8 @@ class SwitchingEngineHost:
                     await self._findings.learn(key, finding)
                 except EngineGone as loss:
                     reason = await loss.explain()
-                    hung_or_stopped = loss.lifetime is None or loss.lifetime.failure is None
-                    if engine is self.external or hung_or_stopped:  # this says nothing about restoring
-                        raise reason from loss
+                    if engine is self.external or loss.lifetime is None or not loss.lifetime.crashed:
+                        raise reason from loss  # this says nothing about restoring
                     died = RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
                     await self._findings.learn(key, died)
                     return
@@ -428,10 +427,16 @@ class SwitchingEngineHost:
     async def capacity(self) -> Capacity:
         """Query the engine for the memory available to a model if the running one were stopped."""
         settings, staging_memory = self._settings(), self.managed.staging_memory
+        workers: tuple[DeviceMemory, ...] = ()
+        if self.choice is not None and self.choice.plan.rpc_workers and self.engine_pid is not None:
+            # RPC servers serve one program at a time: use what they had free before the engine started.
+            settings = replace(settings, rpc_workers="")
+            workers = tuple(device for device in self.choice.memory.devices if device.is_remote)
         capacity = await asyncio.to_thread(lambda: query_capacity(settings, staging_memory()))
-        if self.choice is None or self.status.state is not EngineState.READY:
-            return capacity
-        return replace(capacity, memory=with_freed_memory(capacity.memory, self.memory_uses))
+        memory = capacity.memory
+        if self.choice is not None and self.status.state is EngineState.READY:
+            memory = with_freed_memory(memory, self.memory_uses)
+        return replace(capacity, memory=replace(memory, devices=(*memory.devices, *workers)))
 
     async def model_judge(self) -> ModelJudge:
         return ModelJudge(self._settings(), await self.capacity(), self.managed.limits)

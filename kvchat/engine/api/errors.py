@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from kvchat.errors import KvchatError
-from kvchat.text.language import N_, _
+from kvchat.text.language import N_, _, join_sentences
 from kvchat.text.reasons import Reason
 
 # llama-server's errors (tools/server/server-context.cpp and server-common.cpp of b11434).
@@ -191,9 +191,7 @@ class _Rule:
     def find(self, lines: Sequence[str]) -> EngineFailure | None:
         line = find_line(re.compile(self.pattern, re.IGNORECASE), lines)
         if line is not None and self is WORKER_LOST and (match := _WORKER_GONE.search(line)):
-            line = _("An RPC server has stopped.")
-            if worker := match["worker"]:
-                line = _("There is no response from the RPC server {worker}.", worker=worker)
+            return lost_workers([match["worker"]] if match["worker"] else ())
         return None if line is None else self.failure(line)
 
 
@@ -223,6 +221,15 @@ WORKER_LOST = _Rule(
         "servers in the settings."
     ),
 )
+
+
+def lost_workers(workers: Iterable[str]) -> EngineFailure:
+    """Return the failure of an engine whose RPC servers (`host:port`) do not respond; none if it is not known which."""
+    text = N_("There is no response from the RPC server {worker}.")
+    silent = join_sentences(*(_(text, worker=worker) for worker in workers))
+    return WORKER_LOST.failure(silent or _("An RPC server has stopped."))
+
+
 _RUNTIME_RULES = (
     OUT_OF_MEMORY,
     _GPU_LOST,

@@ -8,25 +8,28 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.engine import embedded
-from kvchat.engine.api.errors import EngineUnusable
-from kvchat.engine.discovery.arguments import KnownOptions, parse_help
+from kvchat.engine.api.errors import WORKER_LOST, EngineFailed, EngineUnusable, lost_workers
+from kvchat.engine.discovery.arguments import BadWorkers, KnownOptions, parse_help
 from kvchat.errors import KvchatError
 from kvchat.system import parent_guard
 from kvchat.system.files import file_stamp, run_with_timeout
 from kvchat.system.paths import expand_user
-from kvchat.text.language import N_, _, join_list
+from kvchat.text.language import N_, _, join_list, join_sentences
 
 # Drivers for Vulkan and Direct3D that compute on the CPU.
 _SOFTWARE_DEVICE = re.compile("llvmpipe|SwiftShader|Basic Render Driver")
 _COMMAND_TIMEOUT_S = 30.0
+_WORKERS_TIMEOUT_S, _CONNECT_TIMEOUT_S = 15.0, 2.0  # for RPC servers
 EMBEDDED = "embedded"  # value of the setting `engine_path`
 
 
@@ -115,11 +118,62 @@ def search_folders() -> list[Path]:
 
 
 def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple[Device, ...]:
-    """List the devices of an engine and its RPC servers, without the CPU. Raises EngineNotFound."""
+    """List the devices of an engine and its RPC servers, without the CPU.
+
+    Raises EngineNotFound; with workers, EngineFailed if one does not respond, and BadWorkers.
+    """
     if location.path is None:
         return parse_embedded_devices(_run_command(embedded.command(embedded.DEVICES_ARGUMENT)))
-    rpc = ["--rpc", ",".join(workers)] if workers else []  # before --list-devices, which exits
-    return parse_devices(_run_command([str(location.path), *rpc, "--list-devices"]))
+    program = str(location.path)
+    if not workers:
+        return parse_devices(_run_command([program, "--list-devices"]))
+    if unreachable := unreachable_workers(workers):
+        raise EngineFailed(lost_workers(unreachable))
+
+    def run(*some: str) -> str:  # --rpc before --list-devices, which exits
+        return _run_command([program, "--rpc", ",".join(some), "--list-devices"], _WORKERS_TIMEOUT_S)
+
+    def is_silent(worker: str) -> bool:
+        try:
+            run(worker)
+        except EngineNotFound:
+            return True
+        return False
+
+    try:
+        return parse_devices(run(*workers))
+    except EngineNotFound as error:
+        if reason := WORKER_LOST.find(error.detail.splitlines()):
+            raise EngineFailed(reason) from error
+        if isinstance(error.__cause__, subprocess.TimeoutExpired):
+            busy = [worker for worker, silent in _map_in_threads(is_silent, workers) if silent]
+            text = N_("The RPC server {worker} does not answer. It serves one program at a time and may be in use.")
+            detail = join_sentences(*(_(text, worker=worker) for worker in busy or workers))
+            raise EngineFailed(WORKER_LOST.failure(detail)) from error
+        output = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
+        raise BadWorkers(_("The engine could not start with these RPC servers: {said}", said=output)) from error
+
+
+def unreachable_workers(workers: Sequence[str]) -> list[str]:
+    """Return those RPC servers (`host:port`) that accept no connection.
+
+    Do not call it while an engine uses them: they accept one connection at a time, and their queue holds two more.
+    """
+
+    def accepts(worker: str) -> bool:
+        host, _colon, port = worker.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+        except (OSError, UnicodeError):  # UnicodeError: not a possible host name
+            return False
+        return True
+
+    return [worker for worker, is_reachable in _map_in_threads(accepts, workers) if not is_reachable]
+
+
+def _map_in_threads(check: Callable[[str], bool], workers: Sequence[str]) -> list[tuple[str, bool]]:
+    with ThreadPoolExecutor(max(1, len(workers))) as pool:
+        return list(zip(workers, pool.map(check, workers), strict=True))
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
@@ -177,14 +231,14 @@ def _is_executable(path: Path) -> bool:
         return False
 
 
-def _run_command(command: list[str]) -> str:
+def _run_command(command: list[str], timeout_s: float = _COMMAND_TIMEOUT_S) -> str:
     try:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_COMMAND_TIMEOUT_S,
+            timeout=timeout_s,
             env=parent_guard.engine_environment(command[0])
             | {"GGML_NO_BACKTRACE": "1"},  # a backtrace would hide the reason
             check=False,

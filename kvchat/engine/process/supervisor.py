@@ -21,9 +21,10 @@ from kvchat.engine.api.errors import (
     EngineSilent,
     FailureKind,
     ForeignServer,
+    lost_workers,
     with_last_output,
 )
-from kvchat.engine.discovery.engines import EngineLocation
+from kvchat.engine.discovery.engines import EngineLocation, unreachable_workers
 from kvchat.engine.process.child import STOP_TIMEOUTS_S, EngineProcess
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.plan import Invocation, LaunchPlan, make_invocation
@@ -294,7 +295,11 @@ class EngineSupervisor(EngineConnection):
             if reason is not None:
                 return reason, False
             self._set_ready(client, EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
-            return await self._wait_for_failure(process, client, monitor), True
+            failure = await self._wait_for_failure(process, client, monitor)
+            if failure.kind is FailureKind.WORKER_LOST:  # the engine does not log which one
+                unreachable = await asyncio.to_thread(unreachable_workers, invocation.plan.rpc_workers)
+                failure = lost_workers(unreachable) if unreachable else failure
+            return failure, True
         finally:
             self._client = None
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -39,6 +40,10 @@ class DeviceMemory:
         """Type of the device, such as "CUDA", "Vulkan" or "RPC"."""
         return self.name.partition("[")[0].rstrip("0123456789")
 
+    @property
+    def is_remote(self) -> bool:
+        return self.kind == "RPC"
+
 
 @dataclass(frozen=True)
 class MemoryFacts:
@@ -61,7 +66,7 @@ class MemoryFacts:
 
     @property
     def device_names(self) -> str:
-        elsewhere = [device.kind == "RPC" for device in self.devices]
+        elsewhere = [device.is_remote for device in self.devices]
         names = {
             False: plural(elsewhere.count(False), "the GPU", "the GPUs"),
             True: plural(elsewhere.count(True), "the other computer", "the other computers"),
@@ -170,6 +175,16 @@ class MemoryUse:
     other: int  # engine process, projector, state checkpoints
     measured: bool = False
     staging: int = 0  # maximum size of slot files in the remaining memory
+
+    @property
+    def name(self) -> str:
+        """Name for the user; the address of an RPC server instead of "RPC0[den:50052]"."""
+        if self.device == COMPUTER:
+            return _("System memory")
+        if match := re.fullmatch(r"RPC(\d+)\[(.+)\]", self.device):
+            number, worker = int(match[1]), match[2]
+            return _("{worker}, device {number}", worker=worker, number=number + 1) if number else worker
+        return self.device
 
     @property
     def needed(self) -> int:

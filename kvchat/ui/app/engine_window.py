@@ -1,5 +1,7 @@
 """The engine window: the engine's live state and speed, refreshed only while visible, and its log."""
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFormLayout, QLabel, QPlainTextEdit, QTabWidget, QWidget
@@ -8,6 +10,7 @@ from kvchat.chat.events import EngineChanged, Event, FirstToken, Prefilling, Rep
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.process.log import Level, filter_by_level
+from kvchat.library.memory.demand import MemoryUse
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_rate, format_size, format_tokens
 from kvchat.text.language import N_, _, format_number, join_sentences
@@ -15,6 +18,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, 
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.settings.model import MemoryCharts
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.ui.widgets.text_search import TextSearch
@@ -34,7 +38,7 @@ _UNKNOWN = "–"
 
 
 class LivePage(ScrollPage):
-    def __init__(self) -> None:
+    def __init__(self, look: Look) -> None:
         super().__init__("page")
         self._values: dict[str, QLabel] = {}
         self.context_bar = progress_bar(_("Context used"))
@@ -50,6 +54,9 @@ class LivePage(ScrollPage):
                 form.addRow(name, column(value, (self.context_bar, 0, Qt.AlignmentFlag.AlignLeft), spacing=5))
             else:
                 form.addRow(name, value)
+        self._charts_name, self.charts = label(_("Model in memory"), "muted"), MemoryCharts(look)
+        self._charts_name.setAlignment(Qt.AlignmentFlag.AlignTop)
+        form.addRow(self._charts_name, self.charts)
 
     def value(self, key: str) -> str:
         return self._values[key].text()
@@ -57,6 +64,10 @@ class LivePage(ScrollPage):
     def _show(self, **texts: str | None) -> None:
         for key, text in texts.items():
             self._values[key].setText(_UNKNOWN if text is None else text)
+
+    def show_memory(self, bars: Sequence[MemoryUse]) -> None:
+        self._charts_name.setVisible(bool(bars))
+        self.charts.show_memory(bars)
 
     def show_engine(self, status: EngineStatus, location: str, model: str | None) -> None:
         state = _(status.state.value)
@@ -173,7 +184,7 @@ class EngineWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Engine"), parent, size=(840, 560), min_size=(480, 360))
         self._is_loading = False
-        self.live_page, self.log_page = LivePage(), LogPage(look)
+        self.live_page, self.log_page = LivePage(look), LogPage(look)
         self.tabs = QTabWidget()
         self.tabs.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its tab bar takes focus and tells screen readers more
         self.tabs.setAccessibleName(_("Engine"))
@@ -194,6 +205,7 @@ class EngineWindow(Panel):
         runtime = self._runtime
         self.log_page.show_lines(runtime.engine.log_lines)
         self.live_page.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.label)
+        self.live_page.show_memory(runtime.engine.memory_uses)
 
         async def load_vitals() -> None:
             try:

@@ -6,7 +6,7 @@ from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QLabel, QWidget
 
-from kvchat.library.memory.demand import COMPUTER, MemoryUse
+from kvchat.library.memory.demand import MemoryUse
 from kvchat.runtime import Runtime
 from kvchat.settings import SETTING_INFO
 from kvchat.text.formatting import format_size
@@ -61,19 +61,29 @@ class ModelPage(SettingsPage):
 
 class MemoryEntry(Entry):
     def __init__(self, look: Look) -> None:
-        self._look = look
-        self._bars: Sequence[MemoryUse] = ()
-        control = QWidget()
-        self._column = column(on=control, spacing=12, margins=0)
-        super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), control, is_wide=True)
-        look.changed.connect(self._fill)  # a lambda would outlive this widget
+        self._charts = MemoryCharts(look)
+        super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), self._charts, is_wide=True)
 
     def show_memory(self, bars: Sequence[MemoryUse]) -> None:
         self.setVisible(bool(bars))
+        is_measured = any(bar.measured for bar in bars)
+        self.set_help(_("As reported by the engine.") if is_measured else _("Estimated before loading."))
+        self._charts.show_memory(bars)
+
+
+class MemoryCharts(QWidget):
+    """What the model uses of each device's memory, in bars and words."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._bars: Sequence[MemoryUse] = ()
+        self._column = column(on=self, spacing=12, margins=0)
+        look.changed.connect(self._fill)  # a lambda would outlive this widget
+
+    def show_memory(self, bars: Sequence[MemoryUse]) -> None:
         if bars != self._bars:
             self._bars = bars
-            is_measured = any(bar.measured for bar in bars)
-            self.set_help(_("As reported by the engine.") if is_measured else _("Estimated before loading."))
             self._fill()
 
     def _fill(self) -> None:
@@ -83,8 +93,7 @@ class MemoryEntry(Entry):
 
 
 def memory_chart(look: Look, bar: MemoryUse) -> QWidget:
-    name, free = _("System memory") if bar.device == COMPUTER else bar.device, format_size(bar.free)
-    margin, chart = format_size(bar.margin), QWidget()
+    name, free, margin, chart = bar.name, format_size(bar.free), format_size(bar.margin), QWidget()
     # One label: two were cut off on small screens.
     caption = label(join_parts((name, _("{free} free before loading", free=free))), "small", wraps=True)
     used = [

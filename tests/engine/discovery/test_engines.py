@@ -1,4 +1,5 @@
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from kvchat.engine.discovery.engines import (
     search_folders,
     usable_engine,
 )
+from kvchat.errors import KvchatError
 from tests.engine_fixtures import FakeEngine, make_fake_engine, make_program
 from tests.systems import needs_links, needs_scripts
 
@@ -72,6 +74,29 @@ def test_version_and_devices(fake_engine: FakeEngine, tmp_path: Path) -> None:
     program = make_program(tmp_path / "llama-server", "print('broken here'); raise SystemExit(3)")
     with pytest.raises(EngineNotFound, match="broken here"):
         probe(EngineLocation(program))
+
+
+@needs_scripts
+def test_rpc_servers_that_do_not_respond_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(code: str, *workers: str) -> str:
+        with pytest.raises(KvchatError) as error:
+            list_devices(EngineLocation(make_program(tmp_path / "llama-server", code)), workers)
+        return error.value.detail
+
+    with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("127.0.0.1", 0)) as gone:
+        worker, absent = (f"127.0.0.1:{server.getsockname()[1]}" for server in (here, gone))
+        gone.close()
+        devices = make_program(tmp_path / "devices", f"print('  RPC0: {worker} (8 MiB, 4 MiB free)')")
+        assert list_devices(EngineLocation(devices), [worker]) == (Device(f"RPC0[{worker}]", worker, 8 << 20, 4 << 20),)
+        unreachable = refuse("", worker, absent, "no..host:1")
+        assert unreachable == (
+            f"There is no response from the RPC server {absent}. There is no response from the RPC server no..host:1."
+        )
+        lost = "import sys; sys.exit('/src/ggml-rpc.cpp:547: Failed to connect to den:50052')"
+        assert refuse(lost, worker) == "There is no response from the RPC server den:50052."
+        assert refuse("import sys; sys.exit('RPC not supported')", worker).endswith("servers: RPC not supported")
+        monkeypatch.setattr(probing, "_WORKERS_TIMEOUT_S", 0.2)
+        assert f"The RPC server {worker} does not answer." in refuse("import time; time.sleep(60)", worker)
 
 
 def test_device_lists_are_parsed() -> None:

@@ -60,7 +60,7 @@ BACKTRACE = """
 #1  0x0000557bb523e11b in ggml_print_backtrace ()
 #2  0x0000557bb523e268 in ggml_abort ()"""
 WORKER_ABSENT = f"/src/ggml-rpc/ggml-rpc.cpp:547: Failed to connect to den:50052\n{BACKTRACE}"
-WORKER_DIED = f"/src/ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response\n{BACKTRACE}"
+WORKER_DIED = f"/src/ggml-rpc/ggml-rpc.cpp:569: Remote RPC server crashed or returned malformed response\n{BACKTRACE}"
 BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"
 LD_SO = "llama-server: error while loading shared libraries: libggml.so.0: cannot open shared object file"
 DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
@@ -115,7 +115,7 @@ def test_detail_is_the_first_matching_line() -> None:
     assert failure.detail == "gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'"
     lines = ("0.00.001.000 E srv x: it broke", "0.00.002.000 I bye")
     assert ProcessExit(3, lines).explain().detail == "It exited with code 3. Last output: it broke"
-    crashed = WORKER_DIED.replace("ggml-rpc.cpp:566: Remote RPC server", "ggml.c:9: A thing").splitlines()
+    crashed = WORKER_DIED.replace("ggml-rpc/ggml-rpc.cpp:569: Remote RPC server", "ggml.c:9: A thing").splitlines()
     failure = ProcessExit(-6, tuple(crashed)).explain()  # the backtrace must not be reported as the reason
     assert (failure.kind, failure.detail) == (
         FailureKind.CRASHED,

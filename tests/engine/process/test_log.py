@@ -140,15 +140,32 @@ REPACKED = """\
 """
 
 
+# From b11434's log at level 4: SmolLM2 on two RPC servers of one computer.
+RPC = """\
+0.01.207.815 I load_tensors: offloaded 31/31 layers to GPU
+0.01.207.823 I load_tensors:   CPU_Mapped model buffer size =    28.69 MiB
+0.01.207.824 I load_tensors: RPC0[127.0.0.1:39601] model buffer size =    33.82 MiB
+0.01.207.824 I load_tensors: RPC0[127.0.0.1:41773] model buffer size =    58.28 MiB
+0.01.982.910 I llama_context:        CPU  output buffer size =     0.19 MiB
+0.01.990.576 I llama_kv_cache: RPC0[127.0.0.1:39601] KV buffer size =    48.00 MiB
+0.02.093.579 I llama_kv_cache: RPC0[127.0.0.1:41773] KV buffer size =    42.00 MiB
+0.02.390.267 I sched_reserve: RPC0[127.0.0.1:39601] compute buffer size =    43.05 MiB
+0.02.398.580 I sched_reserve: RPC0[127.0.0.1:41773] compute buffer size =    32.91 MiB
+0.02.398.598 I sched_reserve:        CPU compute buffer size =    27.32 MiB
+"""
+
+
 def test_allocations() -> None:
     found = read_allocations(GPU.splitlines())
     assert found.placement == Placement(11, 17)
     assert (found.bytes_on(None)["kv"], found.bytes_on("Vulkan0")["kv"]) == (96 * MIB, 160 * MIB)
     assert found.bytes_on(None)["weights"] == round(303.85 * MIB)
     assert found.bytes_on(None)["compute"] == round(0.19 * MIB) + round(24.01 * MIB)
-    elsewhere = read_allocations(GPU.replace("Vulkan0", "RPC0[den:50052]").splitlines())
-    assert elsewhere.bytes_on("RPC0")["kv"] == 160 * MIB
-    assert elsewhere.bytes_on("RPC")["kv"] == 0
+    elsewhere = read_allocations(RPC.splitlines())
+    assert elsewhere.placement.is_fully_on_gpu
+    assert [elsewhere.bytes_on(f"RPC0[127.0.0.1:{port}]")["kv"] for port in (39601, 41773)] == [48 * MIB, 42 * MIB]
+    assert elsewhere.bytes_on("RPC0[127.0.0.1:39601]")["weights"] == round(33.82 * MIB)
+    assert elsewhere.bytes_on(None)["weights"] == round(28.69 * MIB)
     assert read_allocations(HYBRID.splitlines()).bytes_on(None)["kv"] == round(772.5 * MIB)  # with recurrent state
     assert read_allocations(REPACKED.splitlines()).bytes_on(None)["weights"] == 632 * MIB  # without the mapped pages
     unmapped = read_allocations(REPACKED.replace("CPU_Mapped", "       CPU").splitlines())

@@ -3,6 +3,7 @@
 import pytest_asyncio
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import Prefilling, Speed
@@ -10,6 +11,8 @@ from kvchat.engine.api import vitals
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import EngineFailure, FailureKind
 from kvchat.engine.api.vitals import SlotState, Vitals
+from kvchat.library.memory.demand import COMPUTER, MemoryUse
+from kvchat.settings import GB
 from kvchat.ui.app.engine_window import EngineWindow
 from kvchat.ui.app.main_window import MainWindow
 from tests.ui.staged_runtime import StagedRuntime
@@ -59,6 +62,26 @@ async def test_a_failure_is_told_in_words(engine: EngineWindow, runtime: StagedR
     )
     await until(lambda: engine.live_page.value("memory") == "–")
     assert not engine.live_page.context_bar.isVisible()
+
+
+async def test_model_in_memory_names_rpc_servers_by_their_address(engine: EngineWindow, runtime: StagedRuntime) -> None:
+    assert not engine.live_page.charts.findChildren(QWidget)
+    runtime.engine.memory_uses = (
+        MemoryUse("RPC0[den:50052]", 24 * GB, 2 * GB, 4 * GB, GB, GB // 2, 0, measured=True),
+        MemoryUse("RPC1[den:50052]", 24 * GB, 2 * GB, 3 * GB, GB, GB // 2, 0, measured=True),
+        MemoryUse(COMPUTER, 16 * GB, 2 * GB, GB, 0, GB // 2, 0, measured=True),
+    )
+    runtime.set_engine(EngineState.READY)
+    await until(lambda: len(charts(engine)) == 3)
+    assert charts(engine) == [
+        "den:50052: the model 4 GB, context 1 GB, compute buffers 500 MB; reserved 2 GB of 24 GB free",
+        "den:50052, device 2: the model 3 GB, context 1 GB, compute buffers 500 MB; reserved 2 GB of 24 GB free",
+        "System memory: the model 1 GB, compute buffers 500 MB; reserved 2 GB of 16 GB free",
+    ]
+
+
+def charts(engine: EngineWindow) -> list[str]:
+    return [name for widget in engine.live_page.charts.findChildren(QWidget) if (name := widget.accessibleName())]
 
 
 async def test_the_log_by_level(engine: EngineWindow, qtbot: QtBot) -> None:
