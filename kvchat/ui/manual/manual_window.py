@@ -22,7 +22,16 @@ _SIDE_MARGIN, _TOP_MARGIN = 28, 12  # pixels: minimum margin beside the text, ma
 _ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a list heading, including the list's own
 
 
-_TOPICS = "using", "engines-and-models", "tools", "api-server", "command-line", "troubleshooting", "measurements"
+_TOPICS = (
+    "using",
+    "engines-and-models",
+    "tools",
+    "other-devices",
+    "api-server",
+    "command-line",
+    "troubleshooting",
+    "measurements",
+)
 
 
 def _read_topic(topic: str) -> str:
