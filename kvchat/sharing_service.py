@@ -36,7 +36,7 @@ class NotShared(KvchatError):
     def __init__(self) -> None:
         super().__init__(
             _("This computer is not shared"),
-            _("Other devices cannot connect to it."),
+            _("Other devices cannot connect to this computer."),
             _("Turn on “Share with your other devices” in Settings, or run `kvchat serve --share`."),
         )
 

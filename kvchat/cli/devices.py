@@ -28,7 +28,7 @@ async def pair_computers(options: arguments.PairOptions, runner: CommandRunner) 
         return await _show_code(options, runner)
     if not options.code:
         advice = _("Run `kvchat pair` on the other computer, or see Settings, Devices there.")
-        raise KvchatError(_("The code is missing"), _("The other computer shows it."), advice)
+        raise KvchatError(_("The code is missing"), _("The other computer shows the code."), advice)
     box = await pair(options.address, options.code)
     try:
         await asyncio.to_thread(PairedBoxStore(runner.paths).save, box)

@@ -95,7 +95,7 @@ async def pair(address: str, code: str) -> PairedBox:
     side.check(str(paired.get("proof")))
     texts = {field: str(paired.get(field, "")) for field in ("key", "device", "mac")}
     if not _KEY.fullmatch(texts["key"]):  # it becomes a header of every request
-        raise PairingFailed(_("It sent no valid key."))
+        raise PairingFailed(_("The other computer sent no valid key."))
     if not re.fullmatch("([0-9a-f]{2}:){5}[0-9a-f]{2}", texts["mac"]):
         texts["mac"] = ""
     return PairedBox(url=url, name=safe_name(str(paired.get("name", ""))), certificate=certificate, **texts)
@@ -108,12 +108,12 @@ async def _certificate_of(url: str) -> str:
         async with asyncio.timeout(_TIMEOUT_S):
             _reader, writer = await asyncio.open_connection(parts.host, parts.port, ssl=unverified_context())
     except OSError as error:  # TimeoutError is one
-        raise PairingFailed(str(error) or _("It does not answer.")) from error
+        raise PairingFailed(str(error) or _("The other computer does not answer.")) from error
     connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
     der = connection.getpeercert(binary_form=True)
     writer.transport.abort()
     if der is None:
-        raise PairingFailed(_("It shows no certificate."))
+        raise PairingFailed(_("The other computer has no certificate."))
     return ssl.DER_cert_to_PEM_cert(der)
 
 
@@ -126,13 +126,13 @@ async def _post(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> d
             content = await read_limited(response.aiter_raw(), _MAX_ANSWER)
         answer = parse_json(content)
     except (httpx2.HTTPError, ValueError, TimeoutError) as error:
-        raise PairingFailed(str(error) or _("It does not answer.")) from error
+        raise PairingFailed(str(error) or _("The other computer does not answer.")) from error
     if response.status_code == 429:
         raise PairingLocked
     if response.status_code == 403:
         raise WrongCode
     if response.status_code == 409:
-        raise PairingFailed(_("Too many devices are paired with it."))
+        raise PairingFailed(_("Too many devices are paired with the other computer."))
     if response.status_code != 200 or not isinstance(answer, dict):
         raise PairingFailed(_("Another program is running at {url}.", url=url))
     return answer

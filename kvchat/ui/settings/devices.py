@@ -143,7 +143,7 @@ class DevicesPage(SettingsPage):
             finally:
                 self.refresh()
 
-        text = _("It loses access immediately, and the chat memory of its chats is deleted from this computer.")
+        text = _("The device loses access immediately, and the memory of its chats is deleted from this computer.")
         title, action = _("Remove “{name}”?", name=device.name), _("Remove")
         confirm(self.panel, title, text, action, lambda: self.run(remove()))
 

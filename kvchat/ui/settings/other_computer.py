@@ -68,7 +68,7 @@ class OtherComputerEntry(Entry):
         self.refuse("")
         name = allow_line_breaks(box.name)
         where = _("Paired with {name} at {address}.", name=name, address=box.url.removeprefix("https://"))
-        use = _("Chats use its models.") if is_used else _("Chats use the engine of this computer.")
+        use = _("Chats use the models of that computer.") if is_used else _("Chats use the engine of this computer.")
         self.state_label.setText(join_sentences(where, use))
         self.use_button.setText(_("Use {name}", name=_shortened(box.name)).replace("&", "&&"))
         self.use_button.setAccessibleName(_("Use {name}", name=box.name))

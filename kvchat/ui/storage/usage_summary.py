@@ -51,7 +51,7 @@ def describe_sharing(usage: StoreUsage) -> str:
 def describe_computer(name: str, size: int) -> str:
     """Describe the chat memory on a paired computer. `size` is 0 if there is none, or if it is unknown."""
     kept = _("The memory of your chats is kept on {name}.", name=name)
-    there = _("It takes {size} there. The figures below are about this computer.", size=format_size(size))
+    there = _("The memory there takes {size}. The figures below are about this computer.", size=format_size(size))
     return join_sentences(kept, there if size else "")
 
 
@@ -63,8 +63,8 @@ def describe_limits(usage: StoreUsage, max_age_days: int | None) -> str:
     )
     if any(program_of(entry.conversation_id) for entry in usage.conversations):
         programs = _(
-            "The memory of apps and devices is deleted before the memory of chats and limited to "
-            "{programs_quota_bytes}.",
+            "The memory of apps is deleted before the memory of chats. It is limited to "
+            "{programs_quota_bytes}, and so is the memory of each device.",
             programs_quota_bytes=format_size(usage.programs_quota_bytes),
         )
     if max_age_days is not None:

@@ -60,7 +60,7 @@ async def test_found_computers_fill_in_the_address_and_errors_are_shown_as_worde
     assert entry.refusal.text() == "Enter the six digits that the other computer shows."
     assert not pairing.calls
     qtbot.keyClicks(entry.code_field, " 6")
-    for error in (WrongCode(), PairingFailed("It does not answer.")):
+    for error in (WrongCode(), PairingFailed("The other computer does not answer.")):
         pairing.refuse = error
         qtbot.keyClick(entry.code_field, Qt.Key.Key_Return)
         await until(lambda error=error: entry.refusal.text() == allow_line_breaks(str(error)))
