@@ -88,11 +88,9 @@ class BrowserPages:
             key = self.pairing.pair_browser(token, name, key)
         except PairingLocked as error:
             return plain_page(429, error)
-        except WrongCode:
+        except (WrongCode, ValueError):
             advice = _("Show a new code on the other computer, and scan it within ten minutes.")
             return plain_page(403, KvchatError(_("The link is wrong or has expired"), "", advice))
-        except ValueError as error:
-            raise RequestRefused(403, str(error), "permission_error") from error
         response = RedirectResponse("/", 303)
         _set_cookie(response, key)
         return response

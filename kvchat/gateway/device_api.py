@@ -73,10 +73,13 @@ class PairingApi:
     def pair_browser(self, token: str, name: str, key: str) -> str:
         """Pair a browser by a link's token and return its key. A browser that is still paired keeps its `key`.
 
-        Raises PairingLocked and WrongCode, and ValueError if there are too many devices.
+        Raises PairingLocked, WrongCode and RequestRefused.
         """
+        known = self.devices.find(self.devices.program_of(key) or "")
+        if known is None and len(self.devices.all) >= MAX_DEVICES:
+            raise RequestRefused(409, "Too many devices are paired.")
         self.codes.accept_token(token)
-        if known := self.devices.find(self.devices.program_of(key) or ""):
+        if known is not None:
             device = self.devices.renew(known)
         else:
             device, key = self.devices.add(name, is_browser=True)

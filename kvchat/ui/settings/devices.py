@@ -26,6 +26,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import CopyButton
 from kvchat.ui.widgets.layouts import ElidedLabel, flow
+from kvchat.ui.widgets.qr_code import QrCode
 
 if TYPE_CHECKING:
     from kvchat.gateway.devices import Device
@@ -34,6 +35,10 @@ _TICK_MS = 1000
 _HOW_TO_PAIR = N_(
     "On your other computer, open Settings, Engine in kvchat. Choose this computer there or enter its address, "
     "then enter this code."
+)
+_HOW_TO_SCAN = N_(
+    "On a phone or tablet, scan this QR code with the camera, and accept the warning about the certificate that the "
+    "browser shows once."
 )
 
 
@@ -149,7 +154,7 @@ class DevicesPage(SettingsPage):
 
     def _open_pairing(self) -> None:
         try:
-            dialog = PairingDialog(self.panel, self._sharing)
+            dialog = PairingDialog(self.panel, self.look, self._sharing)
         except KvchatError as error:
             self.panel.show_error(error)
         else:
@@ -162,7 +167,7 @@ class DevicesPage(SettingsPage):
 class PairingDialog(Question):
     """Dialog that shows a pairing code until a device has used it. Closing the dialog hides the code."""
 
-    def __init__(self, parent: QWidget, sharing: SharingService) -> None:
+    def __init__(self, parent: QWidget, look: Look, sharing: SharingService) -> None:
         """Raises NotShared and PairingLocked."""
         self._sharing, self.code, self.paired_name = sharing, sharing.show_code(), ""
         self._known = {(device.id, device.paired_at) for device in sharing.devices}
@@ -170,9 +175,11 @@ class PairingDialog(Question):
         addresses = label("\n".join(sharing.addresses), selectable=True)
         addresses.setAccessibleName(_("Addresses of this computer"))
         self.new_code_button, self.close_button = QPushButton(_("New code")), QPushButton(_("Close"))
-        self.code_row = row(column(self.digits, self.validity, addresses, STRETCH, spacing=8), STRETCH, spacing=20)
+        self.qr_code = QrCode(look)
+        code = column(self.digits, self.validity, addresses, STRETCH, spacing=8)
+        self.code_row = row((code, 1), self.qr_code, spacing=20)
         title, text = label(_("Pair a device"), "title", wraps=True), label(_(_HOW_TO_PAIR), "muted", wraps=True)
-        parts = title, text, 6, self.code_row
+        parts = title, text, label(_(_HOW_TO_SCAN), "muted", wraps=True), 6, self.code_row
         super().__init__(parent, _("Pair a device"), parts, self.new_code_button, self.close_button)
         self._timer = QTimer(self, interval=_TICK_MS)
         self._timer.timeout.connect(self._tick)
@@ -200,6 +207,7 @@ class PairingDialog(Question):
     def _show_code(self) -> None:
         self.digits.setText(f"{self.code[:3]} {self.code[3:]}")
         self.digits.setAccessibleName(_("Code: {code}", code=" ".join(self.code)))
+        self.qr_code.show_text(self._sharing.link)
         self._tick()
 
     def _tick(self) -> None:
@@ -207,6 +215,7 @@ class PairingDialog(Question):
         text = _("Valid for another {time}", time=f"{minutes}:{seconds:02}")
         self.validity.setText(text if self.is_valid else _("This code is not valid anymore."))
         self.digits.setEnabled(self.is_valid)
+        self.qr_code.setVisible(self.is_valid and self.qr_code.has_code)
         self.new_code_button.setVisible(not self.is_valid)
 
     def _show_new_code(self) -> None:

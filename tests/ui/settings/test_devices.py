@@ -133,6 +133,8 @@ async def test_a_code_is_hidden_when_the_dialog_closes_and_replaced_when_it_has_
     assert dialog.digits.text() == f"{dialog.code[:3]} {dialog.code[3:]}"
     assert dialog.validity.text() in ("Valid for another 10:00", "Valid for another 9:59", "Valid for another 9:58")
     assert dialog._timer.isActive()
+    assert dialog.qr_code.isVisible()
+    assert dialog.qr_code.accessibleDescription() == page._sharing.link
     qtbot.mouseClick(dialog.close_button, LEFT)
     assert page._sharing.code == ""
     assert not page._sharing.listeners[1:], "only the page listens"
@@ -143,8 +145,11 @@ async def test_a_code_is_hidden_when_the_dialog_closes_and_replaced_when_it_has_
     page._sharing._codes._expires_at = 0.0
     dialog._tick()
     assert dialog.validity.text() == "This code is not valid anymore."
+    assert not dialog.qr_code.isVisible()
     qtbot.mouseClick(dialog.new_code_button, LEFT)
     assert dialog.code == page._sharing.code != first
+    assert dialog.qr_code.accessibleDescription() == page._sharing.link
+    assert dialog.qr_code.isVisible()
     for _ in range(MAX_WRONG_CODES + 1):
         with pytest.raises(KvchatError):
             await pair(page._sharing.addresses[0], wrong)
