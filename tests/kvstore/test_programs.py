@@ -39,6 +39,29 @@ def test_programs_get_half_of_the_quota_and_no_larger_prompt_is_saved(big: Bench
     big.save("chat", token_range(900, 10_000))
 
 
+def test_each_device_has_a_limit_of_its_own_and_keeps_its_chats_for_long(big: Bench) -> None:
+    big.save("chat", token_range(300))
+    set_programs_quota(big, 1000, of=300)
+    big.save(AGENT, token_range(300, 1000))
+    for number in range(4):
+        big.save(f"program/@laptop/chat{number}", token_range(300, 20_000 + 1000 * number))
+    big.save("program/@phone/chat", token_range(300, 40_000))
+    kept = {"chat": 1, "program/@phone/chat": 1} | {f"program/@laptop/chat{number}": 1 for number in (1, 2, 3)}
+    assert big.save_points() == kept | {AGENT: 1}
+    big.clock.now += timedelta(days=60)
+    big.save("new", token_range(300, 50_000))
+    assert big.save_points() == kept | {"new": 1}
+
+
+def test_devices_find_their_own_memory_only(bench: Bench) -> None:
+    prompt = token_range(300, 1000)
+    bench.save("program/@laptop/chat", prompt)
+    for owner in ("program/@laptop/other", "program/@laptop"):
+        assert bench.restore((*prompt, 7), conversation=owner) == FULL.slot_file(prompt)
+    for owner in ("program/@phone/chat", "program/@phone", AGENT, "chat", "program/@laptop2/chat", DOCUMENTS):
+        assert isinstance(bench.find((*prompt, 7), conversation=owner), RestoreMiss), owner
+
+
 def test_rows_shared_with_a_chat_do_not_count_for_programs(big: Bench) -> None:
     for name in ("chat", AGENT):
         big.save(name, token_range(600))

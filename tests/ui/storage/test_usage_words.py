@@ -29,10 +29,8 @@ def test_other_programs_are_told_in_words_of_their_own() -> None:
     program = replace(USAGE, conversation_id="program/zed")
     assert describe_use(program, NOW) == "3 prompts saved · used 5 min ago · reprocessing: about 34 s"
     store = replace(STORE, conversations=(program,), programs_quota_bytes=5 * 10**8)
-    assert (
-        "The memory of apps and devices is deleted before the memory of chats and limited to 500 MB."
-        in describe_limits(store, None)
-    )
+    limits = describe_limits(store, None)
+    assert "is deleted before the memory of chats. It is limited to 500 MB, and so is the memory of each dev" in limits
     assert "apps" not in describe_limits(STORE, None)
     assert describe_expiry(store, 1, NOW + timedelta(days=9)).startswith("No chat would have to be reprocessed")
     lost = PrunedConversation("program/zed", 2, 5_000_000, 1)
