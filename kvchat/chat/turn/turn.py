@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from kvchat.chat.events import (
@@ -30,7 +31,7 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.chat.turn.reply import EchoFilter, ReplyWriter
 from kvchat.chat.turn_context import TurnContext
-from kvchat.engine.api.errors import EngineError, EngineRefused
+from kvchat.engine.api.errors import AccessRefused, EngineError, EngineRefused
 from kvchat.engine.api.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, is_imported
@@ -201,6 +202,8 @@ class Turn:
         except EngineRefused as refusal:
             if (self._chosen_sampling.grammar or self._chosen_sampling.json_schema) and "grammar" in refusal.message:
                 raise OutputFormatRejected(refusal.message) from refusal
+            if refusal.status == HTTPStatus.UNAUTHORIZED:
+                raise AccessRefused from refusal
             advice = _("Try again. If it happens every time, the model's chat template may not suit this chat.")
             raise EngineError(_("The engine rejected the chat"), refusal.message, advice) from refusal
         return message if message is not None else await self._close_reply(MessageState.STOPPED)

@@ -143,6 +143,17 @@ class EngineRefused(EngineError):
         return self.status >= _SERVER_ERROR and not self.crowded_out
 
 
+class AccessRefused(EngineError):
+    """The key of a server or a paired computer is not valid anymore."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            _("Access was refused"),
+            _("This computer was removed there, or the server has another API key."),
+            _("Pair the computers again, or check the server API key, in Settings, Engine."),
+        )
+
+
 class ForeignServer(EngineError):
     """Another server is listening at the engine's address."""
 

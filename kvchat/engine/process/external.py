@@ -158,7 +158,7 @@ class ExternalServer(EngineConnection):
         while True:
             try:
                 if await client.is_loaded(min(policy.response_timeout_s, max(policy.poll_s, deadline - now()))):
-                    return await _find_incompatibility(client)
+                    return await _find_incompatibility(client, address)
                 self.publish(EngineStatus(EngineState.LOADING, failure))
                 deadline = now() + policy.return_timeout_s
             except ForeignServer:
@@ -190,10 +190,17 @@ class ExternalServer(EngineConnection):
                 misses += 1
 
 
-async def _find_incompatibility(client: LlamaServerClient) -> EngineFailure | None:
+async def _find_incompatibility(client: LlamaServerClient, address: ServerAddress) -> EngineFailure | None:
     try:
         facts = await client.facts()
     except EngineRefused as refusal:
+        if refusal.status in (401, 403) and address.certificate:
+            return EngineFailure(
+                FailureKind.NOT_FOUND,
+                _("{name} refused access", name=address.name),
+                _("This computer was removed there."),
+                _("Pair the computers again in Settings, Engine."),
+            )
         if refusal.status in (401, 403):
             return _failure(_("The server rejected the API key"), refusal.message)
         return _not_llama_server(client.base_url)

@@ -12,7 +12,7 @@ from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.gateway.diagnosis.causes import RULE_BY_CAUSE
 from kvchat.gateway.diagnosis.rules import RULES, Rule
 from kvchat.gateway.records import ProgramTotal, RequestRecord, Stage, TokenCost
-from kvchat.kvstore.savepoint import program_of
+from kvchat.kvstore.savepoint import is_device, program_of
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_tokens
 from kvchat.text.language import N_, _, capitalize_first, format_number, join_sentences, plural
@@ -109,11 +109,14 @@ class ProgramDetails(QWidget):
         for name, switch in self.rules.items():
             switch.rule_toggled.connect(lambda on, name=name: self.rule_toggled.emit(name, on))
         why, mend = label(_("Reasons for reprocessing"), "strong"), label(_("Prompt rewriting"), "strong")
-        column(why, self.causes, 6, mend, *self.rules.values(), on=self, spacing=6, margins=(0, 10, 0, 0))
+        self._rewriting = QWidget()
+        column(6, mend, *self.rules.values(), on=self._rewriting, spacing=6, margins=0)
+        column(why, self.causes, self._rewriting, on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._fit)
         self._fit()
 
     def show_program(self, name: str, total: ProgramTotal, enabled_rules: Collection[str]) -> None:
+        self._rewriting.setVisible(not is_device(name))  # the rules are for the prompts of agents
         for rule, switch in self.rules.items():
             lost = TokenCost()
             for cost in (cost for cause, cost in total.misses.items() if RULE_BY_CAUSE.get(ReasonCode(cause)) == rule):

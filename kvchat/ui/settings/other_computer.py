@@ -44,7 +44,7 @@ class OtherComputerEntry(Entry):
         self.use_button = button("", lambda: page.run(page.runtime.use_server(self.box.url if self.box else None)))
         self.stop_using_button = button(_("Use this computer"), lambda: page.run(page.runtime.use_server(None)))
         self.stop_using_button.setToolTip(_("Chats use the engine of this computer. The pairing stays."))
-        self.disconnect_button = button(_("Disconnect…"), self._ask_to_disconnect, name=_("Disconnect"))
+        self.disconnect_button = button(_("Disconnect…"), self._ask_to_disconnect)
         buttons = flow(self.use_button, self.stop_using_button, self.disconnect_button)
         column(self.state_label, buttons, on=self._paired, spacing=8, margins=0)
         control = QWidget()
@@ -72,6 +72,7 @@ class OtherComputerEntry(Entry):
         self.state_label.setText(join_sentences(where, use))
         self.use_button.setText(_("Use {name}", name=_shortened(box.name)).replace("&", "&&"))
         self.use_button.setAccessibleName(_("Use {name}", name=box.name))
+        self.disconnect_button.setAccessibleName(_("Disconnect from {name}", name=box.name))
         self.use_button.setVisible(not is_used)
         self.stop_using_button.setVisible(is_used)
 
