@@ -8,6 +8,7 @@ import segno
 
 from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
+from kvchat.cli.store import delete_program_memory
 from kvchat.cli.terminal import format_columns, print_err, print_out, print_result, stdout_is_tty
 from kvchat.engine_host.box import PairedBoxStore, pair
 from kvchat.errors import KvchatError
@@ -104,7 +105,11 @@ async def remove_device(options: arguments.DeviceOptions, runner: CommandRunner)
     if device is None:
         advice = _("List the devices with `kvchat devices`.")
         raise KvchatError(_("There is no such device"), safe_prose(options.name), advice)
-    sharing.remove(device.id)
+    if runner.open_runtime is not None:
+        await runner.open_runtime.api_server.remove_device(device.id)
+    else:
+        sharing.remove(device.id)
+        await delete_program_memory(device.program, runner)
     await sharing.wait_until_saved()
     line = _("“{name}” was removed and has no access anymore.", name=safe_prose(device.name))
     return print_result(options.as_json, {"id": device.id}, [line])

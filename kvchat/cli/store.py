@@ -25,7 +25,7 @@ from kvchat.cli.terminal import (
     to_json,
 )
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, program_of, program_owner
+from kvchat.kvstore.savepoint import ConversationUsage, PrunePlan, StoreUsage, VerifyReport, program_of
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.restore_cost import PrefillSpeed
 from kvchat.store_service import (
@@ -165,9 +165,15 @@ def forget_program(options: ProgramOptions, runner: CommandRunner, store: BlockS
         title = _("There are no save points of an app named “{program}”", program=options.program)
         known_programs = join_list(programs) or _("No app has saved chat memory")
         raise KvchatError(title, f"{known_programs}.", "")
-    freed = store.inventory.delete_conversation(program_owner(options.program))
+    freed = store.inventory.delete_program(options.program)
     fields = {"program": options.program, "bytes_freed": freed}
     return print_result(options.as_json, fields, [_("Freed {freed}.", freed=format_size(freed))])
+
+
+@_store_command
+def delete_program_memory(program: str, runner: CommandRunner, store: BlockStore) -> int:
+    """Delete the save points of an app or device and return the bytes freed."""
+    return store.inventory.delete_program(program)
 
 
 def format_usage(usage: StoreUsage, titles: Titles, saved: SecondsSaved) -> list[str]:

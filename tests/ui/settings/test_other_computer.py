@@ -1,15 +1,19 @@
 """Settings, Engine: pairing with another computer, with the staged runtime."""
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
+from kvchat.engine.api.wire import ServerFacts
 from kvchat.engine_host.box import PairedBox, PairingFailed
 from kvchat.errors import KvchatError
 from kvchat.system.pairing import WrongCode
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.engines import EnginePage
 from kvchat.ui.settings.other_computer import OtherComputerEntry
+from kvchat.ui.storage.usage_summary import describe_computer
 from kvchat.ui.widgets.layouts import allow_line_breaks
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
@@ -104,3 +108,26 @@ async def test_a_paired_computer_is_named_used_left_and_disconnected(
     await until(entry.address_field.isVisible)
     assert runtime.settings.engine_url is None
     assert await runtime.engines.paired_box() is None
+
+
+async def test_the_computer_is_named_where_the_engine_is(runtime: StagedRuntime, window: MainWindow) -> None:
+    engine = runtime.engine
+    engine.external.box = PairedBox(GPUBOX, "gpubox", "PEM", "key", "1")
+    engine.current = engine.external
+    runtime.settings = replace(runtime.settings, engine_url=GPUBOX)
+    window.chat.show_engine()
+    assert runtime.model.label == window.status_strip.model.full_text == "gpubox", "its model is not known yet"
+    engine.external.server_facts = ServerFacts(
+        8192, "/models/Qwen3.6-27B-Q4_K_M.gguf", "", 1, has_vision=False, media_marker=""
+    )
+    window.chat.show_engine()
+    assert window.status_strip.model.full_text == "Qwen3.6-27B-Q4_K_M on gpubox"
+    window.side_windows.open_engine()
+    assert window.side_windows.open_engine().live_page.value("model") == "Qwen3.6-27B-Q4_K_M on gpubox"
+    storage = window.side_windows.open_storage()
+    await until(storage.computer_label.isVisible)
+    assert storage.computer_label.text() == "The memory of your chats is kept on gpubox."
+    assert not storage.prune_card.isVisible(), "there is no memory on this computer"
+    assert describe_computer("gpubox", 1_300_000) == (
+        "The memory of your chats is kept on gpubox. It takes 1.3 MB there. The figures below are about this computer."
+    )
