@@ -84,7 +84,7 @@ async def test_a_paired_computer_is_named_used_left_and_disconnected(
     qtbot.mouseClick(entry.pair_button, LEFT)
     await until(lambda: server.field.text() == f"In use: {name}")
     assert runtime.settings.engine_url == GPUBOX
-    assert entry.state_label.text() == f"Paired with {name} at 192.168.1.5:8738. Chats use its models."
+    assert entry.state_label.text() == f"Paired with {name} at 192.168.1.5:8738. Chats use the models of that computer."
     assert server.field.isReadOnly()
     assert not server.clear_button.isVisible()
     assert not entry.address_field.isVisible()
@@ -129,5 +129,6 @@ async def test_the_computer_is_named_where_the_engine_is(runtime: StagedRuntime,
     assert storage.computer_label.text() == "The memory of your chats is kept on gpubox."
     assert not storage.prune_card.isVisible(), "there is no memory on this computer"
     assert describe_computer("gpubox", 1_300_000) == (
-        "The memory of your chats is kept on gpubox. It takes 1.3 MB there. The figures below are about this computer."
+        "The memory of your chats is kept on gpubox. The memory there takes 1.3 MB. "
+        "The figures below are about this computer."
     )
