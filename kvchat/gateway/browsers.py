@@ -124,7 +124,8 @@ class BrowserPages:
 
 
 def unpaired_page() -> Response:
-    return plain_page(401, KvchatError(_("Scan the QR code that kvchat shows in Settings, Devices.")))
+    advice = _("Scan the QR code that kvchat shows in Settings, Devices, or after `kvchat pair`.")
+    return plain_page(401, KvchatError(_("This browser is not paired"), "", advice))
 
 
 def plain_page(status: int, error: KvchatError) -> Response:
