@@ -9,18 +9,18 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from tests.e2e.waiting import wait_until
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 IPHONE = (
     "Mozilla/5.0 (iPhone; CPU iPhone OS 18_6 like Mac OS X) AppleWebKit/605.1.15 (KHTML, like Gecko) "
     "Version/18.6 Mobile/15E148 Safari/604.1"
 )
-_TIMEOUT_S = 120.0
 # Chromium reads from descriptor 3 and writes to 4.
 _START = "import os, sys; [os.dup2(int(sys.argv[n]), n + 2) for n in (1, 2)]; os.execv(sys.argv[3], sys.argv[3:])"
 
@@ -71,16 +71,13 @@ class Phone:
 
     def wait(self, script: str) -> None:
         """Wait until a script's value is true."""
-        end = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < end:
-            with contextlib.suppress(RuntimeError):  # the page is being replaced
-                if self.run(f"!!({script})"):
-                    return
-            time.sleep(0.1)
-        raise TimeoutError(f"never true: {script}; the page says: {self.text()}")
 
-    def text(self) -> str:
-        return str(self.run("document.body ? document.body.innerText : ''"))
+        def is_true() -> bool:
+            with contextlib.suppress(RuntimeError):  # the page is being replaced
+                return bool(self.run(f"!!({script})"))
+            return False
+
+        wait_until(is_true, what=script)
 
     def screenshot(self, file: Path) -> None:
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

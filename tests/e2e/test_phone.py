@@ -1,7 +1,6 @@
 """A phone pairs by a link and chats in the engine's own web page, and the box remembers its chats."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.phone import Phone, find_chromium, phone
 from tests.e2e.serving import Serving
 from tests.e2e.sharing import sharing, shown_pairing
+from tests.e2e.waiting import wait_until
 from tests.gateway.servers import receipt_in
 from tests.models import starter_model, tiny_model
 
@@ -30,9 +30,7 @@ def make_box(folder: Path, model: Path, engine: str) -> tuple[Home, int]:
 
 def finished(at: Serving, count: int) -> list[dict[str, Any]]:
     """Wait until so many requests are finished, and return them."""
-    while len(requests := at.requests()) < count:
-        time.sleep(0.2)
-    return requests
+    return wait_until(lambda: found if len(found := at.requests()) == count else None, what=f"{count} requests")
 
 
 def remove_device(box: Home) -> None:
