@@ -326,8 +326,8 @@ def parse_models(body: Body) -> tuple[str, ...]:
 
 
 def parse_forecast(body: Body) -> MemoryForecast:
-    counts = (parse_count(body, name) for name in ("ready", "total", "bytes"))
-    return MemoryForecast(_str(body, "source"), *counts)
+    ready, total, size = (parse_count(body, name) for name in ("ready", "total", "bytes"))
+    return MemoryForecast(_str(body, "source"), min(ready, total), total, size)
 
 
 def parse_chat_memory(body: Body) -> tuple[ChatMemory, ...]:

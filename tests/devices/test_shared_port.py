@@ -9,52 +9,26 @@ import ssl
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from kvchat.engine.process.plan import free_port
-from kvchat.engine_host.box import PairedBox, pair
+from kvchat.engine_host.box import pair
 from kvchat.errors import KvchatError
 from kvchat.gateway import server as listening
 from kvchat.gateway.devices import MAX_DEVICES, Devices
 from kvchat.settings import Settings
 from kvchat.sharing_service import SharingService
-from kvchat.system.certificate import fingerprint, pinned_context, server_context, unverified_context
+from kvchat.system.certificate import fingerprint, server_context, unverified_context
 from kvchat.system.pairing import LOCK_S, MAX_WRONG_CODES, CodeEnterer, PairingLocked, WrongCode
 from kvchat.system.paths import resolve_paths
+from tests.devices.conftest import PROGRAM_KEY, address_of, client_of, paired, sharing_of
 from tests.gateway.servers import RunningGateway, chat_body, running_gateway
 from tests.gateway.test_attacks import CROWD
 
 HEX = re.compile("[0-9a-f]+")
-
-
-@pytest.fixture
-async def box(tmp_path: Path, settings: Settings) -> AsyncIterator[RunningGateway]:
-    shared = replace(settings, share_devices=True, share_port=free_port("127.0.0.1"))
-    async with running_gateway(tmp_path / "home", shared, {"editor": "the-editors-own"}) as gateway:
-        yield gateway
-
-
-def sharing_of(box: RunningGateway) -> SharingService:
-    return box.runtime.api_server.sharing
-
-
-def address_of(box: RunningGateway) -> str:
-    return f"127.0.0.1:{sharing_of(box).port}"
-
-
-async def paired(box: RunningGateway) -> PairedBox:
-    return await pair(address_of(box), sharing_of(box).show_code())
-
-
-def client_of(device: PairedBox) -> httpx2.AsyncClient:
-    headers = {"authorization": f"Bearer {device.key}"}
-    tls = pinned_context(device.certificate)
-    return httpx2.AsyncClient(base_url=device.url, verify=tls, headers=headers, timeout=60, trust_env=False)
 
 
 def stranger(box: RunningGateway) -> httpx2.AsyncClient:
@@ -247,10 +221,10 @@ async def test_connections_without_a_handshake_keep_nobody_out(box: RunningGatew
 
 async def test_keys_are_valid_on_their_own_listener_only(box: RunningGateway) -> None:
     device = await paired(box)
-    for key, status in ((device.key, 401), ("the-editors-own", 200)):
+    for key, status in ((device.key, 401), (PROGRAM_KEY, 200)):
         answer = await box.client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
         assert answer.status_code == status
-    keys = {"the-editors-own": 401, "none": 401, device.key + "x": 401, "kv-\xff": 401, device.key: 200}
+    keys = {PROGRAM_KEY: 401, "none": 401, device.key + "x": 401, "kv-\xff": 401, device.key: 200}
     async with client_of(device) as client:
         for key, status in keys.items():
             headers = {"authorization": f"Bearer {key}".encode("latin-1")}
@@ -258,7 +232,7 @@ async def test_keys_are_valid_on_their_own_listener_only(box: RunningGateway) ->
                 assert (await client.get(path, headers=headers)).status_code == status, (key, path)
         answer = await client.post("/kvchat/pair", json={})
         assert answer.status_code == 403, "a key does not pair"
-    pairing = await box.client.post("/kvchat/pair", json={}, headers={"authorization": "Bearer the-editors-own"})
+    pairing = await box.client.post("/kvchat/pair", json={}, headers={"authorization": f"Bearer {PROGRAM_KEY}"})
     assert pairing.status_code in (404, 405), "devices pair on the shared port only"
 
 
@@ -319,8 +293,7 @@ async def test_damaged_certificate_is_reported_and_kept(tmp_path: Path, settings
     text = file.read_bytes()[:kept]
     file.write_bytes(text)
     told: list[str] = []
-    shared = replace(settings, share_devices=True, share_port=free_port("127.0.0.1"))
-    async with running_gateway_or_refusal(home, shared, told):
+    async with running_gateway_or_refusal(home, settings, told):
         pass
     assert any("certificate of this computer cannot be used" in line for line in told), told
     assert file.read_bytes() == text
