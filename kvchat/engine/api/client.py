@@ -190,6 +190,9 @@ class LlamaServerClient:
     async def aclose(self) -> None:
         await self._http.close()
 
+    def end_silent_requests(self) -> None:
+        self._http.end_silent_requests()
+
     async def is_loaded(self, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:
         """Return True once the engine has loaded its model (GET /health). Raises EngineGone and ForeignServer."""
         status = await self._http.get_status("/health", timeout_s)

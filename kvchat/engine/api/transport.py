@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 import ssl
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,7 @@ class EngineResponse:
     ) -> None:
         self.status_code = 0  # 0 until `read_head` has returned
         self.headers: Mapping[str, str] = {}
+        self.heard_at = time.monotonic()  # when data last arrived
         self._reader, self._writer, self._silence_s, self._lifetime = reader, writer, silence_s, lifetime
         self._http = h11.Connection(h11.CLIENT)
         self._closing: asyncio.Event | None = None
@@ -135,6 +137,7 @@ class EngineResponse:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._receive())
+                self.heard_at = time.monotonic()
         except TimeoutError as error:
             raise _silent_error(self._lifetime) from error
         except (h11.RemoteProtocolError, OSError) as error:
@@ -198,6 +201,12 @@ class Transport:
             await asyncio.wait(self._streams, timeout=_DRAIN_TIMEOUT_S)
         for response in tuple(self._open_responses):
             response.abort()
+
+    def end_silent_requests(self) -> None:
+        """Abort the requests without data for SILENCE_CHECK_S, since the server is away: TCP might wait for minutes."""
+        for response in tuple(self._open_responses):
+            if time.monotonic() - response.heard_at >= SILENCE_CHECK_S:
+                response.abort()
 
     async def get_status(self, path: str, timeout_s: float) -> int:
         """Return the status of a GET request without the key, since another program may be listening."""

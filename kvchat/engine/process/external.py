@@ -145,6 +145,7 @@ class ExternalServer(EngineConnection):
     async def _wait_until_back(self, client: LlamaServerClient) -> None:
         while True:
             await asyncio.sleep(self._policy.check_interval_s / 2)
+            client.end_silent_requests()
             with contextlib.suppress(EngineGone, ForeignServer):
                 if await client.is_loaded(self._policy.unreachable_after_s):
                     return
