@@ -199,7 +199,7 @@ async def _find_incompatibility(client: LlamaServerClient, address: ServerAddres
             return EngineFailure(
                 FailureKind.NOT_FOUND,
                 _("{name} refused access", name=address.name),
-                _("This computer was removed there."),
+                _("It has removed this computer from its devices."),
                 _("Pair the computers again in Settings, Engine."),
             )
         if refusal.status in (401, 403):
