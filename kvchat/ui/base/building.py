@@ -66,7 +66,9 @@ def label(text: str = "", kind: str = "", *, wraps: bool = False, selectable: bo
 
 def button(text: str, on_click: Any = None, kind: str = "", *, name: str = "", tip: str = "") -> QPushButton:
     """Make a button. `on_click` is a callable or a signal; `name` is for screen readers (default: `text`)."""
-    return _button(QPushButton(text), on_click, kind, name or text, tip)
+    result = _button(QPushButton(text), on_click, kind, name or text, tip)
+    result.setAutoDefault(False)  # Enter in a field must not press it
+    return result
 
 
 def tool_button(

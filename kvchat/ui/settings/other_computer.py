@@ -41,7 +41,7 @@ class OtherComputerEntry(Entry):
         fields = row((self.address_field, 2), (self.code_field, 1), self.pair_button, spacing=8)
         column(self.search_label, self._found_buttons, fields, on=self._unpaired, spacing=6, margins=0)
         self.state_label = label(wraps=True)
-        self.use_button = button("", lambda: page.run(page.runtime.use_server(self.box.url if self.box else None)))
+        self.use_button = button(_("Use the paired computer"), self._use_box)
         self.stop_using_button = button(_("Use this computer"), lambda: page.run(page.runtime.use_server(None)))
         self.stop_using_button.setToolTip(_("Chats use the engine of this computer. The pairing stays."))
         self.disconnect_button = button(_("Disconnect…"), self._ask_to_disconnect)
@@ -113,6 +113,10 @@ class OtherComputerEntry(Entry):
             choose.clicked.connect(lambda _, address=address: self._choose(address))
             self._found_buttons.addWidget(choose)
 
+    def _use_box(self) -> None:
+        if self.box is not None:
+            self._page.run(self._page.runtime.use_server(self.box.url))
+
     def _choose(self, address: str) -> None:
         self.address_field.setText(address.removeprefix("https://"))
         self.code_field.setFocus()
@@ -157,10 +161,14 @@ class OtherComputerEntry(Entry):
         if (box := self.box) is None:
             return
         is_used = self.used_box is not None
+        stays = _(
+            "The memory of your chats stays on {name} until you remove this computer there, in Settings, Devices.",
+            name=box.name,
+        )
         text = join_sentences(
             _("Chats then use the engine of this computer.") if is_used else "",
             _("To use {name} again, you need a new code.", name=box.name),
-            _("The memory of your chats stays there until this computer is removed in its Settings, Devices."),
+            stays,
         )
         title = _("Disconnect from {name}?", name=box.name)
         confirm(self._page.panel, title, text, _("Disconnect"), lambda: self._page.run(disconnect()))

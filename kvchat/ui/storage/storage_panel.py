@@ -10,6 +10,7 @@ from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtWidgets import QFrame, QLabel, QSlider, QWidget
 
 from kvchat.chat.service import ChatService
+from kvchat.engine.api.connection import EngineState
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan, StoreUsage, device_of, program_of, program_owner
 from kvchat.runtime import Runtime
 from kvchat.system.concurrency import shielded
@@ -219,7 +220,10 @@ class StoragePanel(Panel):
         self.prune_card.setVisible(has_memory and (not computer or usage.save_points > 0))
         self.computer_label.setText(describe_computer(computer, usage.server_bytes))
         self.computer_label.setVisible(bool(computer))
-        self.empty_label.setText(usage.problem or _(EMPTY))
+        away = ""
+        if computer and self._runtime.engine.status.state is not EngineState.READY:
+            away = _("{name} is not available, so the memory of your chats cannot be shown.", name=computer)
+        self.empty_label.setText(usage.problem or away or _(EMPTY))
         self.empty_label.setVisible(not has_memory)
         for widget in (self.limits_label, self._limits_button):
             widget.setVisible(not usage.problem)

@@ -6,6 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
+from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.wire import ServerFacts
 from kvchat.engine_host.box import PairedBox, PairingFailed
 from kvchat.errors import KvchatError
@@ -13,6 +14,7 @@ from kvchat.system.pairing import WrongCode
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.settings.engines import EnginePage
 from kvchat.ui.settings.other_computer import OtherComputerEntry
+from kvchat.ui.storage.storage_panel import EMPTY
 from kvchat.ui.storage.usage_summary import describe_computer
 from kvchat.ui.widgets.layouts import allow_line_breaks
 from tests.ui.staged_runtime import StagedRuntime
@@ -128,6 +130,11 @@ async def test_the_computer_is_named_where_the_engine_is(runtime: StagedRuntime,
     await until(storage.computer_label.isVisible)
     assert storage.computer_label.text() == "The memory of your chats is kept on gpubox."
     assert not storage.prune_card.isVisible(), "there is no memory on this computer"
+    assert storage.empty_label.text() == EMPTY
+    runtime.set_engine(EngineState.FAILED)
+    storage.refresh()
+    away = "gpubox is not available, so the memory of your chats cannot be shown."
+    await until(lambda: storage.empty_label.text() == away)
     assert describe_computer("gpubox", 1_300_000) == (
         "The memory of your chats is kept on gpubox. The memory there takes 1.3 MB. "
         "The figures below are about this computer."
