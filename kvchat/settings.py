@@ -236,7 +236,8 @@ class Settings:
         N_("RPC servers"),
         N_(
             "Distribute a large model across several computers. Enter the host and port of each "
-            "rpc-server, separated by commas. The traffic is not encrypted."
+            "rpc-server (newer builds: ggml-rpc-server), separated by commas. Use them in a trusted network "
+            "only: they have no password, and the traffic is not encrypted."
         ),
         example="den:50052, attic:50052",
     )

@@ -24,7 +24,7 @@ for FAKE_HANG_DURING and FAKE_HOLD_DURING
   FAKE_DIE_DURING=PHASE             die in that phase, after half the reply or half the file
   FAKE_DIE_ON=TEXT                  die at each chat whose prompt contains this, after PHASE begin
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
-  FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
+  FAKE_DIE_HOW=abort|kill|exit|rpc  GGML_ASSERT and SIGABRT (default), SIGKILL, exit code 1, or for a lost RPC server
   FAKE_HANG_DURING=PHASE            never answer in that phase
   FAKE_HOLD_DURING=PHASE            wait in that phase until this is switched off; loop: GET /metrics
   FAKE_BREAK_STREAM=MESSAGE         send an error event in the middle of the reply
@@ -113,7 +113,9 @@ def die() -> None:
         os._exit(1)
     if how == "abort":
         log("fake.cpp:1: GGML_ASSERT(false) failed")
-    die_of(signal.SIGABRT if how == "abort" else 9)
+    if how == "rpc":
+        log("/src/ggml-rpc/ggml-rpc.cpp:569: Remote RPC server crashed or returned malformed response")
+    die_of(9 if how == "kill" else signal.SIGABRT)
     threading.Event().wait()
 
 

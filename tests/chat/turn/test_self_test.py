@@ -119,6 +119,16 @@ async def test_engine_that_crashes_in_the_self_test_restarts_without_it(stage: S
     assert not leftover_files(stage)
 
 
+async def test_rpc_server_lost_in_the_self_test_proves_nothing(stage: Stage) -> None:
+    stage.fake.set(FAKE_DIE_DURING="restore", FAKE_DIE_HOW="rpc")
+    chat = await stage.chat()
+    assert await stage.ask(chat) is None
+    assert "An RPC server is not responding" in stage.errors()[0]
+    assert (await stage.answered(chat, "Are you back?")).source is Source.COLD
+    assert len(stage.fake.launches()) == 2
+    assert stage.engine.finding == PLAIN
+
+
 async def test_failed_self_test_is_repeated_after_a_week(stage: Stage) -> None:
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await start_engine(stage)).strategy is Strategy.NONE

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineError, EngineFailed, EngineGone, FailureKind
+from kvchat.engine.api.wire import ChatMessage, Sampling
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
 from tests.engine.waiting import is_alive, until
 from tests.engine_fixtures import FakeEngine
@@ -125,6 +127,24 @@ async def test_restart_after_death(supervisor: RecordedSupervisor) -> None:
     await supervisor.ready()
     assert (supervisor.generation, supervisor.delays) == (2, [1.0])
     assert supervisor.status == EngineStatus(READY, restart_attempt=1)
+
+
+@needs_signals
+async def test_lost_rpc_server_is_named(supervisor: RecordedSupervisor, fake_engine: FakeEngine) -> None:
+    """The engine does not log which one it lost."""
+    fake_engine.set(FAKE_DIE_DURING="prefill", FAKE_DIE_HOW="rpc")
+    with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("127.0.0.1", 0)) as gone:
+        workers = tuple(f"127.0.0.1:{server.getsockname()[1]}" for server in (here, gone))
+        gone.close()
+        await supervisor.start(fake_engine.location, iter([replace(fake_engine.plan, rpc_workers=workers)]))
+        engine = await supervisor.ready()
+        with pytest.raises(EngineGone) as loss:
+            async for _chunk in engine.chat([ChatMessage("user", "Hello")], Sampling()):
+                pass
+        reason = await loss.value.explain()
+    assert isinstance(reason, EngineFailed)
+    assert reason.failure.kind is FailureKind.WORKER_LOST
+    assert reason.detail == f"There is no response from the RPC server {workers[1]}."
 
 
 async def test_crash_loop_ends(supervisor: RecordedSupervisor, fake_engine: FakeEngine) -> None:
