@@ -11,6 +11,7 @@ import pytest
 from kvchat.chat.events import ReplyDelta, TurnFailed
 from kvchat.chat.record.messages import MessageState
 from kvchat.engine.api.wire import Sampling
+from kvchat.session.events import Saving
 from kvchat.session.proof import Source
 from tests.bench.size import write_kv_model
 from tests.e2e.home import Home, notes
@@ -98,6 +99,10 @@ async def test_lost_servers_are_named_and_the_chat_continues(tmp_path, servers, 
         assert again.receipt is not None
         assert again.receipt.source is Source.WARM, again.receipt
 
+        app.hook = lambda event: second.kill() if isinstance(event, Saving) else None
+        assert await app.send(chat, "Thank you.", SHORT) is not None, "only its save is lost"
+        app.hook = lambda event: None
+        second.start()
         first.kill()  # between two turns
         first.start()
         after = await app.send(chat, "Goodbye.", SHORT)
