@@ -99,9 +99,9 @@ async def test_a_device_is_paired_used_named_everywhere_and_removed(
     box = await paired(shown, page, qtbot, LONG_NAME, monkeypatch)
     assert page._sharing.code == "", "a code pairs one device"
     name = LONG_NAME[:100].strip()
-    await shown.until(lambda: names(page) == [name])
     (notice,) = page.panel.notices.visible_notices
     assert notice.texts[0] == f"“{name}” is now paired."
+    await shown.until(lambda: names(page) == [name])
 
     assert await ask(box) == 200
     await runtime.api_server.wait_until_idle()
@@ -112,14 +112,14 @@ async def test_a_device_is_paired_used_named_everywhere_and_removed(
     page.refresh()
     (device,) = page._sharing.devices
     await shown.until(lambda: "of chat memory" in page._describe(device))
-    assert page._describe(device).startswith("Used just now · ")
+    assert page._describe(device).startswith("Used ")
 
     page.panel.bring_forward()
     qtbot.mouseClick(button(page, f"Remove {name}"), LEFT)
     question(page.panel).confirm_button.click()
     await shown.until(lambda: names(page) == [])
     assert await ask(box) == 401
-    assert not (await runtime.save_points.usage()).conversations
+    await shown.until(lambda: not runtime.save_points.store.inventory.usage().conversations)
     assert not runtime.api_server.totals.by_program()
 
 
@@ -131,7 +131,7 @@ async def test_a_code_is_hidden_when_the_dialog_closes_and_replaced_when_it_has_
     await shown.until(page.pair_button.isVisible)
     dialog = dialog_on(page, qtbot)
     assert dialog.digits.text() == f"{dialog.code[:3]} {dialog.code[3:]}"
-    assert dialog.validity.text() in ("Valid for another 10:00", "Valid for another 9:59", "Valid for another 9:58")
+    assert dialog.validity.text().startswith("Valid for another ")
     assert dialog._timer.isActive()
     assert dialog.qr_code.isVisible()
     assert dialog.qr_code.accessibleDescription() == page._sharing.link
