@@ -83,6 +83,18 @@ async def test_ten_thousand_tools(stage: Stage) -> None:
     assert problems == ("The server has too many tools. Only the first 512 are offered.",)
 
 
+async def test_nested_schemas_and_halves_of_characters(stage: Stage) -> None:
+    await add_server(stage, "faulty", "strange")
+    called = await results(stage, ("faulty/*",), ("broken", ""), ("echo", "\ud83d"), ("nested", ""), ("echo", STILL))
+    invalid = "Invalid arguments: The arguments are not a JSON object."
+    assert called == ["half ? of it", invalid, "called nested", STILL]
+    offered = stage.runtime.mcp_servers.source("faulty").server.tools
+    assert [(item.tool.name, item.tool.description) for item in offered][:2] == [
+        ("nested", "Does nested"),
+        ("echo", "Half a character: ?"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("mode", "title", "sentence"),
     [
