@@ -308,8 +308,8 @@ class Runtime:
         self._closed = True
         save_progress = self.chat.slots.save_progress
         self._idle_stop.end()
+        self.chat.close()  # before the servers, whose end would be stored as the result of a running call
         await asyncio.gather(self.models.downloads.close(), self.engines.close(), self.mcp_servers.close())
-        self.chat.close()
         await save_progress.finish_or_cancel(self.api_server.close(), SAVE_TIMEOUT_S)
 
         async def idle() -> None:

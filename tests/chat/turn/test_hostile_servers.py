@@ -62,6 +62,18 @@ async def test_fault_in_a_call(stage: Stage, monkeypatch: pytest.MonkeyPatch, to
     assert again == [STILL] or tool in ("hang", "garbage")  # a slow machine may take a second for this, too
 
 
+async def test_quitting_during_a_call(stage: Stage) -> None:
+    await add_server(stage, "faulty")
+    stage.fake.set(FAKE_CALLS=json.dumps([[{"name": "hang", "arguments": "{}"}]]))
+    new = await stage.service.new_chat()
+    options = replace(new.options, tools=("faulty/*",), permission=PermissionMode.ALL)
+    chat = (await stage.service.create(replace(new, options=options))).id
+    stage.service.send(chat, "Call it.")
+    await stage.until(lambda: any(not call.is_waiting for call in stage.service.turns.tool_calls.pending_in(chat)))
+    await stage.restart()
+    assert (await stage.messages(chat))[-1].role is Role.ASSISTANT, "the call can be executed later"
+
+
 async def test_list_that_changes(stage: Stage) -> None:
     await add_server(stage, "faulty")
     called = await results(stage, ("faulty/*",), ("change", ""), ("echo", STILL), ("noise", ""))
