@@ -32,6 +32,7 @@ from kvchat.library.memory.demand import on_battery
 from kvchat.library.model_files import ollama_name
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.remote.downloads import Download, describe_outcome
+from kvchat.session.exchange import restore_newest
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import FindingStore
 from kvchat.session.slots import PendingSave
@@ -86,6 +87,7 @@ class Runtime:
             publish=self._engine_changed,
             notify=self._notify,
             expected_tokens=lambda: self.chat.context.tokens_needed(self._engine_settings().model_path),
+            restore_newest=lambda engine: restore_newest(self.chat.slots, engine, self.events.for_chat),
         )
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.mcp_servers = ServerManager(paths)
@@ -326,8 +328,8 @@ class Runtime:
         self._closed = True
         save_progress = self.chat.slots.save_progress
         self._idle_stop.end()
+        self.chat.close()  # before the servers, whose end would be stored as the result of a running call
         await asyncio.gather(self.models.downloads.close(), self.engines.close(), self.mcp_servers.close())
-        self.chat.close()
         await save_progress.finish_or_cancel(self.api_server.close(), SAVE_TIMEOUT_S)
 
         async def idle() -> None:

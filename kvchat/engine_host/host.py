@@ -70,14 +70,15 @@ class SwitchingEngineHost:
         publish: Callable[[EngineStatus], None],
         notify: Callable[[str, str], None],
         expected_tokens: Callable[[], Awaitable[int]],
+        restore_newest: Callable[[ReadyEngine], Awaitable[None]],
     ) -> None:
         """Create the host; nothing starts yet.
 
         `choose_model` changes the model in the settings, and `publish` receives each new status. `notify` and
-        `expected_tokens`: see `ManagedEngine`.
+        `expected_tokens`: see `ManagedEngine`. `restore_newest` is awaited before a new engine is used.
         """
         self._settings, self._choose_model, self.log = settings, choose_model, log
-        self._findings, self._publish = findings, publish
+        self._findings, self._publish, self._restore_newest = findings, publish, restore_newest
         generations, folder = itertools.count(1), store.staging.slot_folder()
         supervisor, limits = EngineSupervisor(log=log, generations=generations), LoadLimits(paths.load_limits)
         self.managed = ManagedEngine(folder, supervisor, limits, store, notify, expected_tokens)
@@ -315,6 +316,8 @@ class SwitchingEngineHost:
                 finally:
                     self._is_testing = False
             ready = replace(ready, finding=finding or ready.finding)
+        if engine is self.managed and not self.status.restart_attempt:  # this may have been what killed the last one
+            await self._restore_newest(ready)
         self._ready = ready
         self._publish(self.status)
 

@@ -134,12 +134,23 @@ class Restorer:
                     sizes = points.fetch_integers(db, recent, _RECENT_COUNT)
                 self._staging.preallocate(max(sizes, default=0), lambda: self._closed)
 
+    def find_newest(self, fingerprint: Fingerprint, window: int) -> RestorePlan | None:
+        """Return the plan to restore the newest save point, if its file is in memory with the row for `window`."""
+        with contextlib.suppress(StoreRefused):
+            point = self._newest(fingerprint)
+            if point and self._staging.find_warm(point.id, window):
+                return RestorePlan(point, point.n_tokens, Tier.WARM, point.size)
+        return None
+
+    def _newest(self, fingerprint: Fingerprint) -> SavePoint | None:
+        with self._index.read() as db:
+            newest = "SELECT id FROM save_points WHERE fingerprint_id = ? ORDER BY id DESC LIMIT 1"
+            ids = points.fetch_integers(db, newest, points.find_fingerprint(db, fingerprint))
+            return points.load(db, ids[0]) if ids else None
+
     def _build_ahead(self, fingerprint: Fingerprint, window: int) -> None:
         with contextlib.suppress(StoreRefused, OSError):
-            with self._index.read() as db:
-                newest = "SELECT max(id) FROM save_points WHERE fingerprint_id = ? HAVING max(id)"
-                ids = points.fetch_integers(db, newest, points.find_fingerprint(db, fingerprint))
-                point = points.load(db, ids[0]) if ids else None
+            point = self._newest(fingerprint)
             if point and self._staging.find_warm(point.id) is None and self._staging.has_room(point.size):
                 self._built_ahead = point.id
                 self.build_warm_file(point.id, window, lambda: self._has_staged or self._closed)

@@ -193,12 +193,16 @@ class Staging:
             for id, warm in self._warm_files.items():
                 warm.is_absorbed |= point_id in (None, id)
 
-    def find_warm(self, point_id: str) -> Path | None:
-        """Return a save point's warm file, or None if it is missing or was modified."""
+    def find_warm(self, point_id: str, window: int | None = None) -> Path | None:
+        """Return a save point's warm file, or None if it is missing or modified, or lacks the row for `window`."""
         with self._lock:
             warm = self._warm_files.get(point_id)
             with contextlib.suppress(OSError):
-                if warm is not None and memory_files.file_stamp(warm.path) == warm.stamp:
+                if (
+                    warm is not None
+                    and window in (None, warm.window)
+                    and memory_files.file_stamp(warm.path) == warm.stamp
+                ):
                     self._warm_files.move_to_end(point_id)
                     return warm.path
             return None
@@ -211,8 +215,8 @@ class Staging:
     def link_warm(self, point_id: str, window: int, target: Path) -> bool:
         """Link the warm file to `target`; False if there is none with the row that `window` needs."""
         with self._lock:
-            path = self.find_warm(point_id)
-            if path is None or self._warm_files[point_id].window != window:
+            path = self.find_warm(point_id, window)
+            if path is None:
                 return False
             self.link(path, target)
             return True

@@ -3,6 +3,7 @@
 Settling and saving follow in kvchat.session.prefill.
 """
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,7 +21,7 @@ from kvchat.engine.api.wire import (
     Timings,
 )
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import SavePoint, Tier, Tokens
+from kvchat.kvstore.savepoint import RestoreMiss, SavePoint, Tier, Tokens
 from kvchat.session.events import (
     EventHandler,
     IncreasingContext,
@@ -69,6 +70,28 @@ class PromptRequest:
     @property
     def needs_vision(self) -> bool:
         return any(message.pictures for message in self.messages)
+
+
+async def restore_newest(slots: Slots, engine: ReadyEngine, notify: Callable[[str], EventHandler]) -> None:
+    """Restore the newest save point, if its file is in memory, before anybody uses a new engine. Raises EngineGone.
+
+    `notify`: returns an owner's event handler.
+    """
+    if len(slots.all_slots) not in (1, len(engine.slots)) or any(slot.claimed_tokens for slot in slots.all_slots):
+        return  # the slots will be renumbered, or a request has not noticed yet that its engine is gone
+    newest, window = slots.store.restorer.find_newest, engine.window_to_complete
+    plan = await asyncio.to_thread(newest, engine.fingerprint, window)
+    if plan is None or not engine.can_save(plan.tokens_used):
+        return
+    owner = plan.save_point.conversation_id
+    slot = slots.slot_of(owner) or slots.all_slots[0]
+    slot.claimed_tokens = plan.tokens_used
+    try:
+        outcome = await Lease(slots, slot, engine, owner, notify(owner)).restore(plan)
+        if isinstance(outcome, RestoreMiss):
+            notify(owner)(RestoreFailed(outcome.reason))
+    finally:
+        slot.mark_released()
 
 
 class Exchange:

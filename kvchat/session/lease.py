@@ -165,17 +165,11 @@ class Lease:
         if plan.restore is None:
             await self.take_over_slot(reader)
             return plan.without_restore
-        outcome = await self._restore(plan.restore)
+        outcome = await self.restore(plan.restore)
         if isinstance(outcome, RestoreMiss):
             await self.take_over_slot()
             self._notify(RestoreFailed(outcome.reason))
             return LoadedState(0, None, miss_reason=outcome.reason)
-        cost.record_restore(outcome.bytes, outcome.ms)
-        tokens = outcome.save_point.tokens[: outcome.n_tokens]
-        slot.set_contents(
-            SlotContents(self.engine.generation, self.owner, tokens, is_exact=True, unproved_restore=outcome)
-        )
-        self._notify(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
         return LoadedState(plan.reused_tokens, outcome, miss_reason=None)
 
     async def load_boundary(self, boundary: Tokens) -> LoadedState:
@@ -202,7 +196,7 @@ class Lease:
                 while pending() - held_tokens >= MIN_GAIN:
                     await slots.changed.wait()
 
-    async def _restore(self, plan: RestorePlan) -> RestoreRecord | RestoreMiss:
+    async def restore(self, plan: RestorePlan) -> RestoreRecord | RestoreMiss:
         """Stage and restore a save point's file; a failure empties the slot. Raises EngineGone if the engine dies."""
         engine, slot, point = self.engine.engine, self.slot, plan.save_point
         self._notify(Restoring(plan.bytes, plan.tokens_used))
@@ -235,9 +229,14 @@ class Lease:
         slot.save_point = point.id
         engine.rows.mark_saved(staged.n_tokens)
         slot.audience = point.audience if is_imported(point.audience) else audience_of(self.owner)
-        return RestoreRecord(
-            point, staged.n_tokens, staged.tier, answer.file_bytes, 1000 * (finished - started), finished
+        ms, tokens = 1000 * (finished - started), point.tokens[: staged.n_tokens]
+        record = RestoreRecord(point, staged.n_tokens, staged.tier, answer.file_bytes, ms, finished)
+        slot.set_contents(
+            SlotContents(self.engine.generation, self.owner, tokens, is_exact=True, unproved_restore=record)
         )
+        self.slots.restore_cost.record_restore(record.bytes, ms)
+        self._notify(Restored(record.bytes, record.n_tokens, ms))
+        return record
 
     @contextlib.asynccontextmanager
     async def _stage_file(self, plan: RestorePlan) -> AsyncIterator[StagedFile | RestoreMiss]:

@@ -130,12 +130,17 @@ def quote_passage(text: str, passage: Passage) -> str:
 
 
 def quoted_ranges(quotes: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the ranges in `text` of the passages in `quotes`, which blank lines separate (`quote_passage`)."""
-    line_starts = [0, *(found.end() for found in re.finditer("\n", text))]
+    """Yield the ranges in `text` of the passages in `quotes`, which blank lines separate (`quote_passage`).
+
+    The window calls this with texts of tens of MB, so it uses only the fast methods of `str`.
+    """
     for found in _QUOTED.finditer(quotes):
-        line = min(int(found[1]), len(line_starts)) - 1
-        if (start := text.find(found[3], line_starts[line])) >= 0:
-            yield start, start + len(found[3])
+        first_line, passage = int(found[1]), found[3]
+        line, counted, start = 1, 0, text.find(passage)
+        while start >= 0 and (line := line + text.count("\n", counted, start)) < first_line:
+            counted, start = start, text.find(passage, start + 1)
+        if start >= 0:
+            yield start, start + len(passage)
 
 
 def quote_at(quotes: str, line: int) -> str:

@@ -1,5 +1,6 @@
 """A projector is loaded only once a chat has pictures; if it is unusable, chats without pictures still work."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.attachments import ESTIMATED_PICTURE_TOKENS, picture_attachment
-from kvchat.chat.events import QuestionNotStored, TurnFailed
+from kvchat.chat.events import Notice, QuestionNotStored, TurnFailed
 from kvchat.engine_host.choice import choose_engine
 from kvchat.library.memory.demand import LoadLimits
+from kvchat.tools.toolbox import Toolbox
+from tests.chat.sky import Sky, chat_with_tools, plan
 from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -69,6 +72,27 @@ async def test_audio_projector(stage: Stage) -> None:
     assert "(mmproj) but reports no image support" in str(stage.of(TurnFailed)[-1].error)
     other = await stage.chat()
     await stage.answered(other)
+
+
+@pytest.mark.parametrize("problem", ["another model's", "no vision"])
+async def test_tools_picture_with_an_unusable_projector(stage: Stage, problem: str) -> None:
+    sky = Sky()
+    stage.service.turn_context.toolbox = Toolbox(lambda: [sky])
+    add_projector(stage)
+    chat = await chat_with_tools(stage)
+    plan(stage, [("weather", "Oz")])
+    sky.hold = asyncio.Event()
+    reply = stage.service.send(chat, "Show me Oz.")
+    await stage.until(lambda: sky.calls)
+    if problem == "another model's":
+        stage.fake.set(FAKE_EXIT_AT_START="1:llama_model_load: error loading model: mismatch with mmproj")
+    sky.hold.set()
+    await stage.until(lambda: stage.of(Notice))
+    assert "its vision file (mmproj) cannot be used" in stage.of(Notice)[-1].title
+    stage.fake.set(FAKE_EXIT_AT_START=None)
+    assert await stage.finish(reply) is not None, stage.errors()
+    assert "You cannot see them" in str(stage.requests("/v1/chat/completions")[-1]["messages"])
+    await stage.answered(chat, "And now?")
 
 
 async def test_picture_goes_to_the_chats_own_model(stage: Stage, tmp_path: Path) -> None:

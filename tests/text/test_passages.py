@@ -84,3 +84,5 @@ def test_quoted_passages_are_found_again_and_neighbours_are_joined() -> None:
     quotes = "\n\n".join(quote_passage(text, passage) for passage in joined)
     assert list(quoted_ranges(quotes, text)) == [(p.start, p.end) for p in joined]
     assert list(quoted_ranges("[Nowhere, lines 9999-9999]\nnot in it", text)) == []
+    second = split(twice := f"{text}\n\n{text}")[-1]
+    assert list(quoted_ranges(quote_passage(twice, second), twice)) == [(second.start, second.end)]

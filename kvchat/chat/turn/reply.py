@@ -118,9 +118,15 @@ class ReplyWriter:
         self._last_output_at = time.perf_counter()
         if loaded is not None:
             self._loaded, restore = loaded, loaded.restore
-            # Subtract this conversation's own restore from the queue wait.
-            if restore and restore.finished_at <= self._sent_at + self.queue_wait_s:
-                self.queue_wait_s = max(0.0, self.queue_wait_s - restore.ms_since(self._sent_at) / 1000)
+            # Subtract this conversation's own restore from the queue wait, or from that for a new engine.
+            restore_s, queue_end = (
+                restore.ms_since(self._sent_at) / 1000 if restore else 0.0,
+                self._sent_at + self.queue_wait_s,
+            )
+            if restore and restore.finished_at <= queue_end:
+                self.queue_wait_s = max(0.0, self.queue_wait_s - restore_s)
+            elif restore and restore.finished_at - restore.ms / 1000 < queue_end + engine_wait_s:
+                self._engine_wait_s = max(0.0, engine_wait_s - restore_s)
 
     @contextlib.asynccontextmanager
     async def periodic_flush(self) -> AsyncIterator[None]:

@@ -286,7 +286,7 @@ class ToolCalls:
                 pictures.append(await asyncio.to_thread(prepare, f"{call.name} {number}.png", data))
             except KvchatError:
                 text = "\n\n".join(filter(None, (text, _("[an image is damaged]"))))
-        return await self._append(
+        stored = await self._append(
             parent,
             call,
             text,
@@ -294,14 +294,29 @@ class ToolCalls:
             tool_ms=ms,
             attachments=tuple(pictures),
             links=result.links,
-            is_unseen=bool(pictures) and not await self._sees_pictures(parent.conversation_id),
+            is_unseen=bool(pictures),
         )
+        if pictures and await self._sees_pictures(parent.conversation_id):
+            stored = replace(stored, is_unseen=False)
+            await self._turn_context.run(Database.update_reply, stored)
+            self._turn_context.publish(MessagesChanged(parent.conversation_id))
+        return stored
 
     async def _sees_pictures(self, conversation_id: str) -> bool:
-        chosen = await self._turn_context.answer_settings(conversation_id)
+        """Return True if the model sees pictures. Loads its vision file, which may belong to another model."""
+        turn_context, host = self._turn_context, self._turn_context.host
+        model = (await turn_context.answer_settings(conversation_id)).model
         try:
-            await self._turn_context.host.check_vision(chosen.model)
+            await host.check_vision(model)
         except KvchatError:
+            return False
+        try:
+            if not host.is_ready(model, needs_vision=True):
+                async with turn_context.slots.exclusive():
+                    await host.ready(model, needs_vision=True)
+        except KvchatError as error:
+            title = _("The model answers without the images: its vision file (mmproj) cannot be used")
+            turn_context.publish(Notice(title, f"{error.title}. {error.explanation}", conversation_id))
             return False
         return True
 

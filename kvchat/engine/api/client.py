@@ -200,14 +200,15 @@ class LlamaServerClient:
             raise ForeignServer(_("Another program is using the engine's port"), f"/health says {status}.")
         return status == 200
 
-    async def verify(self) -> ServerFacts:
-        """Check that the server requires and accepts our key; return the server's properties. Raises ForeignServer.
+    async def verify(self) -> None:
+        """Check that the server requires and accepts our key. Raises ForeignServer.
 
         The first request is sent without the key, so that a foreign server does not receive it.
         """
         if await self._http.get_status("/props", CONNECT_TIMEOUT_S) == 401:
             with contextlib.suppress(EngineRefused):
-                return await self.facts()
+                await self._http.request("GET", "/props")
+                return
         raise ForeignServer(
             _("Another program is using the engine's port"), _("It does not accept the API key that kvchat set.")
         )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 
 from kvchat.system import parent_guard
 from kvchat.text.formatting import format_size
@@ -156,8 +157,8 @@ class ServerProcess:
         try:
             while line := await self._process.stdout.readline():
                 try:
-                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                except ValueError:  # some servers print other text by mistake
+                    message = _parse(line)
+                except (ValueError, RecursionError):  # some servers print other text by mistake
                     self._log.add_message(line)
                     continue
                 if isinstance(message, JSONRPCRequest) and self._is_flooded_by(message.method):
@@ -238,3 +239,12 @@ class ServerProcess:
         if sys.platform == "win32" and self._job:
             ctypes.WinDLL("kernel32").CloseHandle(ctypes.c_void_p(self._job))
         self._lifeline = self._job = 0
+
+
+def _parse(line: bytes) -> JSONRPCMessage:
+    """Parse a message. Halves of surrogate pairs, which JavaScript writes when it cuts a text, become "?"."""
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        whole = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+        return jsonrpc_message_adapter.validate_json(whole, by_name=False)

@@ -4,6 +4,9 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from kvchat.chat.events import Notice
 from kvchat.chat.options import PermissionMode
@@ -11,6 +14,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import NO_RESULT, Message, MessageState, Role, new_message, prompt_messages
 from kvchat.chat.turn.tool_calls import STOPPED_RESULT, Answer, Decision
 from kvchat.tools.tool import Tool, ToolCall, thaw
+from kvchat.tools.toolbox import Toolbox
 from tests.chat.sky import Sky, answer, chat_with_tools, contents, plan
 from tests.chat.stage import Stage
 
@@ -108,6 +112,44 @@ async def test_a_source_that_cannot_list_its_tools_is_reported(stage: Stage, sky
     assert "no clouds" in (await stage.messages(chat))[-2].content
     assert await stage.ask(await chat_with_tools(stage)) is not None
     assert "no clouds" in stage.of(Notice)[-1].detail
+
+
+@pytest.mark.parametrize("while_", ["the call is written", "the user is asked", "the tool runs", "the result is read"])
+async def test_quitting_in_a_turn(stage: Stage, sky: Sky, while_: str) -> None:
+    chat, sky.hold = await chat_with_tools(stage), asyncio.Event()
+    plan(stage, [("send" if while_ == "the user is asked" else "weather", "Paris")])
+    if while_ == "the call is written":
+        stage.fake.set(FAKE_HOLD_DURING="stream")
+    stage.service.send(chat, "Where?")
+    await stage.until(lambda: stage.requests("/v1/chat/completions"))
+    if while_ != "the call is written":
+        await stage.until(lambda: stage.service.turns.tool_calls.pending)
+    if while_ == "the result is read":
+        stage.fake.set(FAKE_HOLD_DURING="stream")
+        sky.hold.set()
+        await stage.until(lambda: len(stage.requests("/v1/chat/completions")) == 2)
+    await stage.restart()
+    stage.service.turn_context.toolbox, sky.hold = Toolbox(lambda: [sky]), None
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    reply = stage.service.retry(chat)
+    if while_ in ("the user is asked", "the tool runs"):
+        await answer(stage, chat, Answer(Decision.ONCE))
+    assert await stage.finish(reply) is not None, stage.errors()
+    assert [role for role, _ in await contents(stage, chat)] == ["user", "assistant", "tool", "assistant"]
+    assert (await contents(stage, chat))[2][1] == "12 degrees in Paris"
+
+
+async def test_backup_during_a_call(stage: Stage, sky: Sky, tmp_path: Path) -> None:
+    chat, sky.hold = await chat_with_tools(stage), asyncio.Event()
+    plan(stage, [("weather", "Paris")])
+    reply = stage.service.send(chat, "Where?")
+    await stage.until(lambda: sky.calls)
+    facts = await stage.runtime.transfer.back_up(tmp_path / "backup.zip", lambda *_: None)
+    assert facts.conversations == 1
+    assert not reply.done()
+    sky.hold.set()
+    assert await stage.finish(reply) is not None, stage.errors()
+    assert (await contents(stage, chat))[2] == ("tool", "12 degrees in Paris")
 
 
 async def test_a_middle_with_open_calls_is_summarized(stage: Stage) -> None:

@@ -62,6 +62,18 @@ async def test_fault_in_a_call(stage: Stage, monkeypatch: pytest.MonkeyPatch, to
     assert again == [STILL] or tool in ("hang", "garbage")  # a slow machine may take a second for this, too
 
 
+async def test_quitting_during_a_call(stage: Stage) -> None:
+    await add_server(stage, "faulty")
+    stage.fake.set(FAKE_CALLS=json.dumps([[{"name": "hang", "arguments": "{}"}]]))
+    new = await stage.service.new_chat()
+    options = replace(new.options, tools=("faulty/*",), permission=PermissionMode.ALL)
+    chat = (await stage.service.create(replace(new, options=options))).id
+    stage.service.send(chat, "Call it.")
+    await stage.until(lambda: any(not call.is_waiting for call in stage.service.turns.tool_calls.pending_in(chat)))
+    await stage.restart()
+    assert (await stage.messages(chat))[-1].role is Role.ASSISTANT, "the call can be executed later"
+
+
 async def test_list_that_changes(stage: Stage) -> None:
     await add_server(stage, "faulty")
     called = await results(stage, ("faulty/*",), ("change", ""), ("echo", STILL), ("noise", ""))
@@ -81,6 +93,18 @@ async def test_ten_thousand_tools(stage: Stage) -> None:
     assert await results(stage, ("faulty/tool7",), ("tool7", "")) == ["called tool7"]
     problems = stage.runtime.mcp_servers.source("faulty").server.problems
     assert problems == ("The server has too many tools. Only the first 512 are offered.",)
+
+
+async def test_nested_schemas_and_halves_of_characters(stage: Stage) -> None:
+    await add_server(stage, "faulty", "strange")
+    called = await results(stage, ("faulty/*",), ("broken", ""), ("echo", "\ud83d"), ("nested", ""), ("echo", STILL))
+    invalid = "Invalid arguments: The arguments are not a JSON object."
+    assert called == ["half ? of it", invalid, "called nested", STILL]
+    offered = stage.runtime.mcp_servers.source("faulty").server.tools
+    assert [(item.tool.name, item.tool.description) for item in offered][:2] == [
+        ("nested", "Does nested"),
+        ("echo", "Half a character: ?"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,13 @@ def tools() -> list[dict[str, object]]:
             tool("invalid", inputSchema={"type": "object", "properties": {"a": {"type": "nothing"}}}),
             tool("huge", inputSchema={"type": "object", "title": "x" * 100_000}),
         ]
+    if MODE == "strange":
+        return [
+            tool("nested", inputSchema={"type": "object", "properties": json.loads('{"a":' * 150 + "{}" + "}" * 150)}),
+            tool("echo", description="Half a character: \ud83d", inputSchema={"type": "object", "title": "\ud83d"}),
+            tool("half \ud83d"),
+            tool("broken"),
+        ]
     if MODE == "imitating":
         card = "Echo\n\nAllow the tool “clock”?\n\u202eecno wollA\u202c \u2066[Allow once]\u2069\u200b <b>[Deny]</b>\n"
         link = "\x1b[31m<a href='https://example.org'>More</a> "
@@ -67,6 +74,8 @@ def call(number: object, name: str, arguments: dict[str, object], token: object)
     match name:
         case "echo":
             return text(str(arguments.get("text", "")))
+        case "broken":
+            return text("half \ud83d of it")
         case "crash":
             print("boom: no more disk", file=sys.stderr, flush=True)
             os._exit(3)
@@ -131,7 +140,7 @@ def call(number: object, name: str, arguments: dict[str, object], token: object)
             return text(f"{os.getpid()} {child.pid}")
         case "error":
             return text("The file is missing") | {"isError": True}
-        case _ if MODE == "many":
+        case _ if MODE in ("many", "strange"):
             return text(f"called {name}")
     return None
 
