@@ -6,9 +6,10 @@ Everything but pairing is open to any client with a key, and shows each client o
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -33,6 +34,7 @@ from kvchat.session.slot_request import Priority
 from kvchat.session.slots import Slots
 from kvchat.system.pairing import CodeHolder, PairingLocked, WrongCode
 
+MAX_PREPARING = 8  # forecasts and preparations of one client at a time
 _MAX_BODY = 10_000  # bytes, except of prompts
 KEEP = ("always", "never", "automatic")
 
@@ -93,6 +95,7 @@ class DeviceApi:
     host: EngineHost
     runner: RequestRunner
     read_body: Callable[[Scope, Receive], AbstractAsyncContextManager[bytes]]
+    _preparing: Counter[str] = field(default_factory=Counter)  # by program
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
@@ -171,12 +174,15 @@ class DeviceApi:
     async def _forecast(self, request: Request) -> Response:
         """Say what could be loaded for a chat's next request, as `_prepare` would do. Loads nothing."""
         owner, parsed, path = await self._next_request(request)
-        if not self.host.is_ready(path):
-            raise RequestRefused(503, "The model is not loaded.", "unavailable_error")
-        engine, cost = await self.host.ready(path), self.slots.restore_cost
-        prompt = await shared_tokens(engine, parsed.with_longer_draft)
-        contents, _ = self.slots.best_contents(owner, prompt, engine)
-        plan = await plan_load(self.slots.store, engine, owner, contents, prompt, cost.is_worthwhile)
+        cost = self.slots.restore_cost
+        with self._counting(request):
+            try:
+                engine = await self.host.ready(path)
+                prompt = await shared_tokens(engine, parsed.with_longer_draft)
+                contents, _ = self.slots.best_contents(owner, prompt, engine)
+                plan = await plan_load(self.slots.store, engine, owner, contents, prompt, cost.is_worthwhile)
+            except KvchatError as error:
+                raise RequestRefused(503, str(error), "unavailable_error") from error
         found, restore = plan.reused_tokens, plan.restore
         source = Source(restore.tier.value) if restore else Source.HOT
         if found < MIN_SHARE * len(prompt):
@@ -185,11 +191,26 @@ class DeviceApi:
         return JSONResponse({"source": source.value, "ready": found, "total": len(prompt), "bytes": size})
 
     async def _next_request(self, request: Request) -> tuple[str, ParsedRequest, str | None]:
-        """Return the owner, the body and the path of the model of a chat's next request."""
+        """Return the owner, the body and the path of the model of a chat's next request, if it is loaded."""
+        owner = _owner(request, request.headers.get("x-kvchat-chat", ""))
         async with self.read_body(request.scope, request.receive) as raw:
             parsed = await parse_checked(Dialect.CHAT, raw)
         model = await self.runner.find_model(parsed.model)
-        return _owner(request, request.headers.get("x-kvchat-chat", "")), parsed, model.path if model else None
+        path = model.path if model else None
+        if not self.host.is_ready(path):  # only sending a message loads another model
+            raise RequestRefused(503, "The model is not loaded.", "unavailable_error")
+        return owner, parsed, path
+
+    @contextlib.contextmanager
+    def _counting(self, request: Request) -> Iterator[None]:
+        program = request.scope["program"]
+        if self._preparing[program] >= MAX_PREPARING:
+            raise RequestRefused(429, "Too many requests are being prepared.", "rate_limit_error", 5)
+        self._preparing[program] += 1
+        try:
+            yield
+        finally:
+            self._preparing[program] -= 1
 
     async def _prepare(self, request: Request) -> Response:
         """Load a chat's next request in idle time and, with `?read=1`, process and save what cannot be loaded.
@@ -198,13 +219,14 @@ class DeviceApi:
         tokens ready so far and in total, one JSON object per line. The client ends the work by disconnecting.
         """
         owner, parsed, path = await self._next_request(request)
-        if not self.host.is_ready(path):  # only sending a message loads another model
-            raise RequestRefused(503, "The model is not loaded.", "unavailable_error")
         reads = request.query_params.get("read") == "1"
         lines = asyncio.Queue[dict[str, int] | None]()
         has_client = True
+        waiting: asyncio.Task[None] | None = None  # until it gets a slot
 
         async def work(slot: Slot, may_continue: Callable[[], bool]) -> None:
+            nonlocal waiting
+            waiting = None
             if not self.host.is_ready(path):
                 return
             lease = await Exchange(self.slots, slot, self.host, owner).lease_slot(PromptRequest((), model=path))
@@ -231,20 +253,30 @@ class DeviceApi:
                 lambda done: lines.put_nowait({"ready": done, "total": len(tokens)}),
             )
 
+        counted = contextlib.ExitStack()
+        counted.enter_context(self._counting(request))
+
         async def run() -> None:
-            with contextlib.suppress(KvchatError):  # the next request meets it again and reports it
-                await self.slots.run_background(Priority.PREPARE, owner, work, concurrent=not reads)
-            lines.put_nowait(None)
-            await self.runner.absorb()
+            nonlocal waiting
+            with counted:
+                waiting = asyncio.current_task()
+                with contextlib.suppress(KvchatError):  # the next request meets it again and reports it
+                    await self.slots.run_background(Priority.PREPARE, owner, work, concurrent=not reads)
+                waiting = None
+                lines.put_nowait(None)
+                await self.runner.absorb()
+
+        self.runner.background.start(run())
 
         async def stream() -> AsyncIterator[bytes]:
             nonlocal has_client
-            self.runner.background.start(run())
             try:
                 while (line := await lines.get()) is not None:
                     yield json.dumps(line).encode() + b"\n"
             finally:
                 has_client = False
+                if waiting is not None:  # it may wait for as long as others are answered
+                    waiting.cancel()
 
         return StreamingResponse(stream(), media_type="application/x-ndjson")
 

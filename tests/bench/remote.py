@@ -26,6 +26,7 @@ ROUND_TRIPS_MS, LOSS = (5.0, 200.0), 0.01  # of the links; the loss is that of e
 TOKENS, TOKENS_PER_NOTE = 6000, 16.7
 RESTARTS = 5  # of which the fastest counts: the others wait for lost packets or other programs
 REPLY_TOKENS = 16
+_QUIET_S = 3.0  # before each message
 ALLOWED_ROUND_TRIPS = 3  # connection, TLS and request
 _SETTINGS: dict[str, Any] = {"context_size": 12_288, "slots": 1, "free_floor_bytes": 0, "model_titles": False}
 
@@ -54,12 +55,12 @@ async def _measure_local(folder: Path, question: str) -> dict[str, Any]:
     async with _kvchat(Home(folder), settings) as kvchat:
         print_err("Without a network…")
         chat = (await kvchat.runtime.chat.new_conversation()).id
-        replies = [await kvchat.ask(chat, question), await kvchat.ask(chat, "And the first?")]
+        replies = [await _ask(kvchat, chat, question), await _ask(kvchat, chat, "And the first?")]
         for number in range(RESTARTS):
             await kvchat.runtime.close()
             Home(folder).make_prefill_expensive()
             await kvchat.restart()
-            replies.append(await kvchat.ask(chat, f"And number {number + 2}?"))
+            replies.append(await _ask(kvchat, chat, f"And number {number + 2}?"))
         return _figures(replies)
 
 
@@ -106,12 +107,13 @@ async def _kvchat(home: Home, settings: Settings) -> AsyncIterator[BenchSetup]:
 
 
 async def _ask(kvchat: BenchSetup, chat: str, text: str) -> BenchReply:
-    """Send a message once the box has loaded its model, and wait until the box has saved the reply."""
+    """Send a message once the model is loaded and nothing else is going on."""
     while True:
         with contextlib.suppress(EngineError):
             await (await kvchat.runtime.engine.ready()).engine.facts()
             break
         await asyncio.sleep(0.2)
+    await asyncio.sleep(_QUIET_S)
     return await kvchat.ask(chat, text)
 
 

@@ -10,7 +10,6 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -18,6 +17,7 @@ import pytest
 from kvchat.engine_host.box import pair
 from kvchat.errors import KvchatError
 from kvchat.gateway import server as listening
+from kvchat.gateway.device_api import MAX_PREPARING
 from kvchat.gateway.devices import MAX_DEVICES, Devices
 from kvchat.settings import Settings
 from kvchat.sharing_service import SharingService
@@ -25,6 +25,8 @@ from kvchat.system.certificate import fingerprint, server_context, unverified_co
 from kvchat.system.pairing import LOCK_S, MAX_WRONG_CODES, CodeEnterer, PairingLocked, WrongCode
 from kvchat.system.paths import resolve_paths
 from tests.devices.conftest import PROGRAM_KEY, address_of, client_of, paired, sharing_of
+from tests.engine.waiting import until
+from tests.engine_fixtures import FakeEngine
 from tests.gateway.servers import RunningGateway, chat_body, running_gateway
 from tests.gateway.test_attacks import CROWD
 
@@ -236,7 +238,29 @@ async def test_keys_are_valid_on_their_own_listener_only(box: RunningGateway) ->
     assert pairing.status_code in (404, 405), "devices pair on the shared port only"
 
 
-async def test_odd_chat_names_are_refused(box: RunningGateway, fake_engine: Any) -> None:
+async def test_preparations_of_a_device_are_limited(box: RunningGateway, fake_engine: FakeEngine) -> None:
+    """They wait while somebody is answered, and end with their connections."""
+    device = await paired(box)
+    ours = {"authorization": f"Bearer {PROGRAM_KEY}"}
+    await box.chat("Hello", headers=ours)
+    fake_engine.set(FAKE_HOLD_DURING="stream")
+    answering = asyncio.create_task(box.chat("Hello", headers=ours, stream=True))
+    await until(lambda: box.runtime.api_server.active_requests)
+    async with client_of(device) as client:
+        async with contextlib.AsyncExitStack() as stack:
+            statuses = []
+            for number in range(MAX_PREPARING + 3):
+                request = client.stream("POST", "/kvchat/prepare?read=1", json=chat_body(f"Draft {number}"))
+                statuses.append((await stack.enter_async_context(request)).status_code)
+        assert statuses == [200] * MAX_PREPARING + [429] * 3
+        while (await client.post("/kvchat/forecast", json=chat_body("Draft"))).status_code != 200:
+            pass  # once the closed connections are noticed
+    fake_engine.set(FAKE_HOLD_DURING=None)
+    await answering
+    await box.settled()
+
+
+async def test_odd_chat_names_are_refused(box: RunningGateway, fake_engine: FakeEngine) -> None:
     device = await paired(box)
     names = ("..", "../@x", "a/b", "a" * 65, "a b", "é", "%2e%2e", "@x", "a\tb", "a;b", "*")
     async with client_of(device) as client:
