@@ -124,6 +124,7 @@ def _figures(replies: list[BenchReply]) -> dict[str, Any]:
         "cold_ttft_ms": cold.ttft_ms,
         "hot_ttft_ms": hot.ttft_ms,
         "restarted_ttft_ms": [receipt.ttft_ms for receipt in restarted],
+        "restarted_rest_ms": [receipt.first_token_ms for receipt in restarted],  # without restoring and processing
         "hot_reused": hot.cached_tokens / hot.prompt_tokens,
         "restarted_reused": min(receipt.cached_tokens / receipt.prompt_tokens for receipt in restarted),
         "sources": [reply.receipt.source for reply in replies],
