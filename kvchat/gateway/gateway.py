@@ -5,6 +5,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -251,7 +252,9 @@ class Gateway:
             self._body_bytes, counted = self._body_bytes + size, counted + size
 
         try:
-            yield await read_body(Request(scope).headers, receive, count)
+            body = await read_body(Request(scope).headers, receive, count)
+            scope["check_key"]()  # the device may have been removed while it sent the body
+            yield body
         finally:
             self._body_bytes -= counted
 
@@ -278,6 +281,7 @@ def _guarded(app: ASGIApp, checks: AccessPolicy) -> ASGIApp:
             checks.check_host_and_origin(request.headers)
             if scope["method"] != "OPTIONS" and scope["path"] not in PUBLIC_PATHS:
                 scope["program"] = program = checks.program(request.headers)
+                scope["check_key"] = partial(checks.program, request.headers)
                 if not checks.keys.allows(program, scope["path"]):
                     raise RequestRefused(404, "Not found.", "not_found_error")
                 scope["is_owner"], scope["has_own_key"] = checks.is_owner(request.headers), program in checks.keys

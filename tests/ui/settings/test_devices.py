@@ -1,5 +1,7 @@
 """Settings, Devices: a real kvchat that shares its model, and a device that pairs with it over the network."""
 
+import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -114,11 +116,21 @@ async def test_a_device_is_paired_used_named_everywhere_and_removed(
     await shown.until(lambda: "of chat memory" in page._describe(device))
     assert page._describe(device).startswith("Used ")
 
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", runtime.settings.share_port, ssl=pinned_context(box.certificate)
+    )
+    lines = "POST /v1/chat/completions HTTP/1.1", "host: 127.0.0.1", f"authorization: Bearer {box.key}"
+    body = json.dumps(chat_body(WORDS)).encode()
+    writer.write("\r\n".join((*lines, f"content-length: {len(body)}", "", "")).encode() + body[:20])
+    await writer.drain()
     page.panel.bring_forward()
     qtbot.mouseClick(button(page, f"Remove {name}"), LEFT)
     question(page.panel).confirm_button.click()
     await shown.until(lambda: names(page) == [])
     assert await ask(box) == 401
+    writer.write(body[20:])
+    assert b"401" in await reader.readline(), "also a request that it had begun to send"
+    writer.close()
     await shown.until(lambda: not runtime.save_points.store.inventory.usage().conversations)
     assert not runtime.api_server.totals.by_program()
 
