@@ -122,7 +122,7 @@ async def test_a_device_is_paired_used_named_everywhere_and_removed(
     lines = "POST /v1/chat/completions HTTP/1.1", "host: 127.0.0.1", f"authorization: Bearer {box.key}"
     body = json.dumps(chat_body(WORDS)).encode()
     writer.write("\r\n".join((*lines, f"content-length: {len(body)}", "", "")).encode() + body[:20])
-    await writer.drain()
+    await shown.until(lambda: runtime.api_server.gateway._body_bytes)  # the request was admitted
     page.panel.bring_forward()
     qtbot.mouseClick(button(page, f"Remove {name}"), LEFT)
     question(page.panel).confirm_button.click()
