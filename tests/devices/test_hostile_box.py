@@ -121,9 +121,16 @@ async def test_odd_receipts_do_not_stop_a_turn(hostile: tuple[HostileBox, Paired
 async def test_every_reason_of_a_box_can_be_displayed(hostile: tuple[HostileBox, PairedBox], laptop: Runtime) -> None:
     between, chat = hostile[0], (await laptop.chat.new_conversation()).id
     await ask(laptop, chat, "Hello")
+    await ask(laptop, chat, "And now?")
+    shown = set()
     for code in ReasonCode:
-        between.receipt = json.dumps({"source": "cold", "found": 0, "miss-code": code.value}).encode()
-        check_receipt(await laptop.chat.retry(chat))  # type: ignore[arg-type]
+        between.receipt = json.dumps({"source": "cold", "found": 10**6, "miss-code": code.value}).encode()
+        reply = await laptop.chat.retry(chat)
+        assert reply is not None
+        check_receipt(reply)
+        assert reply.receipt is not None
+        shown.add(reply.receipt.miss_reason)
+    assert len(shown) > 20
 
 
 NONSENSE = (b"", b"5", b"[]", b"{", DEEP, b"\xff", b'"text"', b"null")
