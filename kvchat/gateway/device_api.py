@@ -221,13 +221,17 @@ class DeviceApi:
         owner, parsed, path = await self._next_request(request)
         reads = request.query_params.get("read") == "1"
         lines = asyncio.Queue[dict[str, int] | None]()
-        has_client = True
+        is_connected, stopped = True, self.runner.stopped_programs
+
+        def has_client() -> bool:
+            return is_connected and request.scope["program"] not in stopped
+
         waiting: asyncio.Task[None] | None = None  # until it gets a slot
 
         async def work(slot: Slot, may_continue: Callable[[], bool]) -> None:
             nonlocal waiting
             waiting = None
-            if not self.host.is_ready(path):
+            if not (has_client() and self.host.is_ready(path)):
                 return
             lease = await Exchange(self.slots, slot, self.host, owner).lease_slot(PromptRequest((), model=path))
             tokens = await shared_tokens(lease.engine, parsed.with_longer_draft)
@@ -248,7 +252,7 @@ class DeviceApi:
                 lease,
                 [tokens] if parsed.has_draft else prefixes_to_save(lease, tokens),
                 loaded,
-                lambda: has_client and may_continue(),
+                lambda: has_client() and may_continue(),
                 save,
                 lambda done: lines.put_nowait({"ready": done, "total": len(tokens)}),
             )
@@ -269,12 +273,12 @@ class DeviceApi:
         self.runner.background.start(run())
 
         async def stream() -> AsyncIterator[bytes]:
-            nonlocal has_client
+            nonlocal is_connected
             try:
                 while (line := await lines.get()) is not None:
                     yield json.dumps(line).encode() + b"\n"
             finally:
-                has_client = False
+                is_connected = False
                 if waiting is not None:  # it may wait for as long as others are answered
                     waiting.cancel()
 

@@ -110,6 +110,7 @@ class RequestRunner:
         self._heads: deque[tuple[str, Tokens, bool]] = deque(maxlen=MAX_HEADS)
         self.background = BackgroundTasks()
         self.stops = 0  # stops in progress block new requests
+        self.stopped_programs: set[str] = set()  # removed devices, whose ids are never used again
 
     @property
     def active_count(self) -> int:
@@ -137,7 +138,8 @@ class RequestRunner:
             self.stops -= 1
 
     def stop_program(self, program: str) -> None:
-        """Abort all answers to a program."""
+        """Abort all answers to a program, which sends no more requests."""
+        self.stopped_programs.add(program)
         for pending in tuple(self._pending):
             if pending.record.program == program:
                 pending.stop()

@@ -260,6 +260,23 @@ async def test_preparations_of_a_device_are_limited(box: RunningGateway, fake_en
     await box.settled()
 
 
+async def test_nothing_is_prepared_for_a_removed_device(box: RunningGateway, fake_engine: FakeEngine) -> None:
+    device = await paired(box)
+    ours = {"authorization": f"Bearer {PROGRAM_KEY}"}
+    await box.chat("Hello", headers=ours)
+    fake_engine.set(FAKE_HOLD_DURING="stream")
+    answering = asyncio.create_task(box.chat("Hello", headers=ours, stream=True))
+    await until(lambda: box.runtime.api_server.active_requests)
+    body = chat_body("Draft about the river. " * 200)
+    async with client_of(device) as client, client.stream("POST", "/kvchat/prepare?read=1", json=body) as preparing:
+        sharing_of(box).remove(device.device)
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        await answering
+        assert await preparing.aread() == b""
+        assert (await client.get("/v1/models")).status_code == 401
+    await box.settled()
+
+
 async def test_odd_chat_names_are_refused(box: RunningGateway, fake_engine: FakeEngine) -> None:
     device = await paired(box)
     names = ("..", "../@x", "a/b", "a" * 65, "a b", "é", "%2e%2e", "@x", "a\tb", "a;b", "*")
