@@ -107,7 +107,7 @@ class ProgramDetails(QWidget):
         for name, switch in self.rules.items():
             switch.rule_toggled.connect(lambda on, name=name: self.rule_toggled.emit(name, on))
         why, mend = label(_("Reasons for reprocessing"), "strong"), label(_("Prompt rewriting"), "strong")
-        column(why, self.causes, 6, mend, *self.rules.values(), on=self, spacing=6, margins=(0, 10, 0, 0))
+        column(why, self.causes, 14, mend, *self.rules.values(), on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._fit)
         self._fit()
 
