@@ -15,7 +15,7 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.system.files import atomic_write, read_json, replace_file, retry_while_open
-from kvchat.text.formatting import NUMBERS, format_size
+from kvchat.text.formatting import NUMBERS, format_percent, format_size
 from kvchat.text.language import LANGUAGES, N_, SYSTEM, _, format_number, plural
 
 GB, MB = 1_000_000_000, 1_000_000
@@ -30,7 +30,7 @@ Rule = Callable[[Any], str]  # returns why a value is invalid, or ""
 Choices = tuple[tuple[Any, str], ...]  # (value, label) pairs
 UNITS: dict[str, Callable[[float], str]] = {  # formatters by unit
     "": format_number,
-    "%": "{:.0f} %".format,
+    "%": lambda percent: format_percent(percent / 100),
     "bytes": format_size,
     "days": lambda count: plural(int(count), "{count} day", "{count} days"),
     "minutes": lambda count: plural(int(count), "{count} minute", "{count} minutes"),
@@ -125,7 +125,7 @@ class Settings:
         N_("Text size"),
         N_("In the main window, Ctrl++ and Ctrl+− change the text size, and Ctrl+0 resets it."),
         unit="%",
-        choices=tuple((percent, f"{percent} %") for percent in ZOOMS),
+        choices=tuple((percent, "") for percent in ZOOMS),  # with the unit
     )
     show_numbers: bool = _toggle(
         True,

@@ -156,7 +156,7 @@ def format_datetime(at: datetime) -> str:
 
 
 def format_percent(share: float) -> str:
-    return _("{number} %", number=f"{100 * share:.0f}")
+    return _("{number}%", number=f"{100 * share:.0f}")
 
 
 def format_rate(rate: float) -> str:

@@ -257,7 +257,7 @@ class Palette(QDialog):
         )
         self.entries: list[PaletteEntry] = []  # those shown
         self.row_height = self.fontMetrics().height() + _ROW_PADDING
-        self.field = line_edit(name, f"{name}…")
+        self.field = line_edit(name, name)
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._fill)
         self.field.returnPressed.connect(self._run_selected)

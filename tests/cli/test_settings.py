@@ -48,7 +48,7 @@ def test_one_is_changed_and_reset(arguments, value, paths, run_json):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["zoom", "7000"], "at most 250 %"),
+        (["zoom", "7000"], "at most 250%"),
         (["zoom", "2.5"], "whole number"),
         (["max_age_days", "4000"], "at most 3,650 days"),
         (["theme", "pink"], "must be one of"),

@@ -26,7 +26,7 @@ MOMENTS: dict[str, tuple[type, Callable[..., Any]]] = {  # the methods themselve
     "starting": (Runtime, Runtime.start),
     "saving": (Lease, Lease.save),
     "absorbing": (BlockStore, BlockStore.absorb_pending),
-    "restoring": (Lease, Lease._restore),
+    "restoring": (Lease, Lease.restore),
     "pruning": (Inventory, Inventory.prune),
     "deleting": (RecentlyDeleted, RecentlyDeleted.purge_chat),
     "forgetting": (Inventory, Inventory.delete_conversation),

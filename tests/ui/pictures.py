@@ -361,7 +361,7 @@ async def _dialogs(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[
         await until(lambda: window.findChildren(QProgressDialog))
         yield "progress", window.findChildren(QProgressDialog)[0]
         task.cancel()
-        metered.ask_if_metered(window, window.runner.start, "Qwen3, 20 GB", lambda: None)
+        metered.ask_if_metered(window, window.runner.start, "Qwen3", "20 GB", lambda: None)
         await until(lambda: window.findChildren(ConfirmDialog))
         yield "metered", window.findChildren(ConfirmDialog)[-1]
     box = ShutdownDialog()

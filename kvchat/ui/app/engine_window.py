@@ -32,7 +32,7 @@ _ROWS = (
     ("decode", N_("Generating")),
     ("memory", N_("Memory used")),
     ("graphics", N_("GPU memory used")),
-    ("process", N_("Process")),
+    ("process", N_("Process ID")),
 )
 _UNKNOWN = "–"
 

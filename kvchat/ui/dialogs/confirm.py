@@ -79,15 +79,19 @@ def confirm(
 
 
 def ask_if_metered(
-    parent: QWidget, run: Callable[[Coroutine[Any, Any, None]], object], what: str, download: Callable[[], object]
+    parent: QWidget,
+    run: Callable[[Coroutine[Any, Any, None]], object],
+    what: str,
+    size: str,
+    download: Callable[[], object],
 ) -> None:
-    """Call `download`, but ask the user first on a metered connection. `what` is the file's name and size."""
+    """Call `download`, but ask the user first on a metered connection."""
 
     async def check() -> None:
         if not await is_metered():
             download()
             return
-        text = _("kvchat will download {what}. Your provider may charge for it.", what=what)
+        text = _("kvchat will download {what} ({size}). Your provider may charge for it.", what=what, size=size)
         title, action = _("Download over a metered connection?"), _("Download")
         confirm(parent, title, text, action, download, keep=_("Not now"))
 

@@ -71,8 +71,8 @@ class EngineOffer(QWidget):
 
     def _ask_to_download(self) -> None:
         backend = self.backend_box.currentData()
-        what = join_list((_("an engine with the {kind} backend", kind=backend.value), approximate_size(backend)))
-        ask_if_metered(self, self._start, what, lambda: self._start(self._install(backend)))
+        what, size = _("an engine with the {kind} backend", kind=backend.value), approximate_size(backend)
+        ask_if_metered(self, self._start, what, size, lambda: self._start(self._install(backend)))
 
     async def _install(self, backend: Backend) -> None:
         try:
@@ -95,7 +95,7 @@ class EngineOffer(QWidget):
         async def show() -> None:
             graphics = await asyncio.to_thread(self._engines.unused_graphics)
             if graphics is not None:
-                title = _("Get replies several times faster with {cards}", cards=gpu_name(graphics))
+                title = _("Get replies several times faster with your {cards}", cards=gpu_name(graphics))
                 self.title.setText(title)
                 self.explanation.setText(join_sentences(driver_advice(graphics), _(ENGINE_DOWNLOAD_HELP)))
                 self.show_choices(graphics)

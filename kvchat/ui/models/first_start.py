@@ -103,8 +103,7 @@ class FirstStart(QWidget):
         if self._has_starter:
             begin()
         else:
-            what = _("the starter model, {size}", size=format_size(STARTER_SIZE))
-            ask_if_metered(self, self._runner.start, what, begin)
+            ask_if_metered(self, self._runner.start, _("the starter model"), format_size(STARTER_SIZE), begin)
 
     def _cancel_download(self) -> None:
         self._show_download(False)
@@ -124,7 +123,7 @@ class FirstStart(QWidget):
         runtime = self._runtime
         try:
             location = await asyncio.to_thread(find_engine, runtime.settings.engine_path)
-            engine = str(location.path or _("the embedded engine"))
+            engine = str(location.path or _("embedded engine"))
         except KvchatError as error:
             engine = error.title
         memory = (await runtime.engine.capacity()).memory

@@ -21,7 +21,7 @@ from kvchat.library.remote.hub import (
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_size
-from kvchat.text.language import N_, _, join_list, pgettext
+from kvchat.text.language import N_, _, pgettext
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -165,7 +165,7 @@ class HubModelsPage(QWidget):
                 def begin() -> None:
                     self._runtime.models.download(repository, file)
 
-                ask_if_metered(self, self._panel.run, join_list((file.name, format_size(file.size))), begin)
+                ask_if_metered(self, self._panel.run, file.name, format_size(file.size), begin)
             case Suggestion() as suggestion:
                 self.open_repository(suggestion.repository, suggestion.quantisation)
             case HubModel() as model:

@@ -17,8 +17,8 @@ from kvchat.library.remote.downloads import ACTIVE_STATES, Download, DownloadSta
 from kvchat.library.remote.hub import AccessNeeded
 from kvchat.library.remote.starter import is_starter_downloaded
 from kvchat.runtime import Runtime
-from kvchat.text.formatting import format_rough_duration, format_size
-from kvchat.text.language import N_, _, join_list, join_parts, plural
+from kvchat.text.formatting import format_percent, format_rough_duration, format_size
+from kvchat.text.language import N_, _, join_parts, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -333,9 +333,10 @@ class DownloadView(QFrame):
         self.download = download
         name, state = download.order.file.name, download.state
         self.name.set_text(name)
-        self.bar.setValue(int(1000 * download.downloaded_bytes / max(download.total, 1)))
+        share = download.downloaded_bytes / max(download.total, 1)
+        self.bar.setValue(int(1000 * share))
         self.bar.setVisible(state is not DownloadState.DONE)
-        self.bar.setAccessibleName(f"{name}: {100 * download.downloaded_bytes // max(download.total, 1)} %")
+        self.bar.setAccessibleName(f"{name}: {format_percent(share)}")
         self.progress.setText(describe_download(download))
         for choice, is_shown in (
             (self.pause_button, state in ACTIVE_STATES),
@@ -350,8 +351,8 @@ class DownloadView(QFrame):
 
     def _resume(self) -> None:
         order = self.download.order
-        what = join_list((order.file.name, format_size(self.download.total - self.download.downloaded_bytes)))
-        ask_if_metered(self._window, self._window.run, what, lambda: self._downloads.start(order))
+        size = format_size(self.download.total - self.download.downloaded_bytes)
+        ask_if_metered(self._window, self._window.run, order.file.name, size, lambda: self._downloads.start(order))
 
     def _ask_remove(self) -> None:
         download, window, remove = self.download, self._window, self._owner.remove

@@ -110,7 +110,7 @@ class ProgramDetails(QWidget):
             switch.rule_toggled.connect(lambda on, name=name: self.rule_toggled.emit(name, on))
         why, mend = label(_("Reasons for reprocessing"), "strong"), label(_("Prompt rewriting"), "strong")
         self._rewriting = QWidget()
-        column(6, mend, *self.rules.values(), on=self._rewriting, spacing=6, margins=0)
+        column(8, mend, *self.rules.values(), on=self._rewriting, spacing=6, margins=0)
         column(why, self.causes, self._rewriting, on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._fit)
         self._fit()

@@ -21,7 +21,7 @@ from kvchat.ui.widgets.layouts import allow_line_breaks
 
 _MIN_WIDTH = 3.0  # pixels; keeps small parts visible
 _PART_NAMES = (
-    N_("the model"),
+    N_("model"),
     N_("context"),
     N_("compute buffers"),
     N_("cached chats (maximum)"),
@@ -148,4 +148,5 @@ def _colours(look: Look) -> tuple[QColor, ...]:
 
 
 def _legend_entry(colour: str, text: str, symbol: str = "■") -> str:
-    return f'<span style="color:{colour}">{symbol}</span>&nbsp;{text.replace(" ", "&nbsp;")}'
+    unbroken = "\u2060".join(text.replace(" ", "\u00a0"))  # Chinese and Japanese have no spaces
+    return f'<span style="color:{colour}">{symbol}</span>&nbsp;{unbroken}'

@@ -69,7 +69,8 @@ class SettingsPage(ScrollPage):
         key = QKeySequence(KEY).toString(QKeySequence.SequenceFormat.NativeText)
         title, help = _(about.label), _(about.help, key=key)
         if about.choices:
-            return ChoiceEntry(self.look, name, title, help, about.choices, change)
+            choices = [(value, text or UNITS[about.unit](value)) for value, text in about.choices]
+            return ChoiceEntry(self.look, name, title, help, choices, change)
         if isinstance(default, bool):
             return SwitchEntry(self.look, name, title, help, change)
         if isinstance(default, str) or about.example:

@@ -16,7 +16,7 @@ from kvchat.chat.prepared.documents import PreparedSet
 from kvchat.chat.prepared.library import Estimate, PreparationTooLong, PreparedStatus, ProcessingTask
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.text.formatting import TimeRange, format_age, format_estimate, format_size, format_tokens
+from kvchat.text.formatting import TimeRange, format_age, format_estimate, format_percent, format_size, format_tokens
 from kvchat.text.language import N_, _, format_number, join_list, join_parts, join_sentences, plural
 from kvchat.ui.base.building import STRETCH, button, column, label, left_to_right, line_edit, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
@@ -230,7 +230,7 @@ def prepared_row(status: PreparedStatus, progress: ProcessingTask | None) -> Row
         parts.append(Path(prepared.model).stem)
     chip, tone = _("ready"), Tone.GOOD
     if progress is not None:
-        share = f"{100 * progress.done_tokens // progress.total} %" if progress.total else "…"
+        share = format_percent(progress.done_tokens / progress.total) if progress.total else "…"
         chip, tone = _("processing {share}", share=share), Tone.PLAIN
     elif status.reprocess_reason:
         chip, tone = _("needs processing") if prepared.is_read else _("not processed"), Tone.WARN

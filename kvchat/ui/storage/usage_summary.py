@@ -43,7 +43,7 @@ def describe_sharing(usage: StoreUsage) -> str:
     return _(
         "{spared} saved by deduplication ({percent}). Without it: {logical_bytes}.",
         spared=format_size(saved),
-        percent=format_percent(share) if share < 0.995 else _("more than 99 %"),
+        percent=format_percent(share) if share < 0.995 else _("more than 99%"),
         logical_bytes=total,
     )
 

@@ -248,21 +248,21 @@ class ReplyFooter(QWidget):
 def _details_frame(receipt: Receipt, look: Look, steps: Sequence[receipts.TurnStep]) -> QFrame:
     frame = styled(QFrame(), "details")
     grid = QGridLayout(frame)
-    grid.setHorizontalSpacing(18)  # also the indent of sub-items, whose first column is empty
+    grid.setHorizontalSpacing(18)
     grid.setVerticalSpacing(4)
     grid.setContentsMargins(14, 10, 14, 10)
-    grid.setColumnStretch(2, 1)
+    grid.setColumnStretch(1, 1)
     if spans := receipts.timeline(receipt):
-        grid.addWidget(Timeline(look, spans), 0, 0, 1, 3)
+        grid.addWidget(Timeline(look, spans), 0, 0, 1, 2)
     details = *receipts.step_details(steps), *receipts.receipt_details(receipt)
     for line, (title, text) in enumerate(details, 1):
-        name, is_indented = label(title.strip(), "small", wraps=True), title.startswith(" ")
+        name = label(title.strip(), "small", wraps=True)
         value = label(text, "small", wraps=True, selectable=True)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         for cell in (name, value):
             cell.setAlignment(leading_alignment() | Qt.AlignmentFlag.AlignTop)  # aligned with the first line
-        grid.addWidget(name, line, int(is_indented), 1, 1 if is_indented else 2)
-        grid.addWidget(value, line, 2)
+        grid.addLayout(row(18 if title.startswith(" ") else 0, name, spacing=0, margins=0), line, 0)
+        grid.addWidget(value, line, 1)
     return frame
 
 

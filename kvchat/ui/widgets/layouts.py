@@ -188,6 +188,9 @@ class ScrollPage(QScrollArea):
         width = self.content.minimumSizeHint().width() + self.verticalScrollBar().sizeHint().width()
         return QSize(width, super().minimumSizeHint().height())
 
+    def content_changed(self) -> None:
+        self.updateGeometry()
+
 
 class ShrinkingPage(ScrollPage):
     """Page as high as its content. It scrolls if there is less space."""
@@ -207,11 +210,24 @@ class ShrinkingPage(ScrollPage):
         return height_for_width(layout, width) if layout is not None else 0
 
     def sizeHint(self) -> QSize:
-        width = self.content.sizeHint().width()
-        return QSize(width, self.heightForWidth(width))
+        """Return the height at the minimum width: a layout uses heightForWidth, but never exceeds this."""
+        return QSize(self.content.sizeHint().width(), self.heightForWidth(self.minimumSizeHint().width()))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(super().minimumSizeHint().width(), 0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self._hide_needless_bar()
+        super().resizeEvent(event)
+
+    def content_changed(self) -> None:
+        self._hide_needless_bar()
+        super().content_changed()
+
+    def _hide_needless_bar(self) -> None:
+        """Hide the scroll bar if all fits without it. Qt keeps a bar as long as the content does not fit beside it."""
+        fits, policy = self.heightForWidth(self.width()) <= self.height(), Qt.ScrollBarPolicy
+        self.setVerticalScrollBarPolicy(policy.ScrollBarAlwaysOff if fits else policy.ScrollBarAsNeeded)
 
 
 class _PageContent(QWidget):
@@ -228,7 +244,7 @@ class _PageContent(QWidget):
 
     def event(self, event: QEvent) -> bool:
         if event.type() is QEvent.Type.LayoutRequest and (viewport := self.parentWidget()) is not None:
-            viewport.parentWidget().updateGeometry()  # type: ignore[union-attr]  # the scroll area
+            viewport.parentWidget().content_changed()  # type: ignore[union-attr]  # the scroll area
         return super().event(event)
 
 

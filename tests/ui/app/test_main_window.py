@@ -197,7 +197,7 @@ async def test_streaming_then_stop(furnished: StagedRuntime, window: MainWindow,
     await until(lambda: furnished.chat.answering_chats[:1] == ("thesis",))
     assert window.composer.send_button.accessibleName() == "Stop"
     furnished.events.publish(Prefilling("thesis", 100, 400))
-    assert window.transcript.tail.pending_label.text() == "Processing 25 % of 400 tokens…"
+    assert window.transcript.tail.pending_label.text() == "Processing 25% of 400 tokens…"
     for piece in ("One ", "two ", "**three**"):
         furnished.chat.say(piece)
     await until(lambda: "One two **three**" in [reply.text for reply in replies(window)])
@@ -523,7 +523,7 @@ async def test_strip_shows_engine_context_and_turn(furnished: StagedRuntime, win
     assert strip.context.text() == "context 32K"
     assert "trained for" in strip.context.toolTip()
     furnished.events.publish(Prefilling("thesis", 2959, 5918))
-    assert strip.remarks.text == "processing 50 % of 5,918 tokens"
+    assert strip.remarks.text == "processing 50% of 5,918 tokens"
     assert strip.progress.isVisible()
     furnished.events.publish(FirstToken("thesis", 310, 5906, 5918, Verdict(Source.HOT, hollow=False, miss_reason=None)))
     assert strip.remarks.text == "still loaded · first token after 0.31 s"
@@ -628,7 +628,7 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Stag
     pending, first = window.transcript.tail.pending_label, window.transcript.tail.prioritize_button
     await until(lambda: pending.text().startswith("Waiting for “Trip to Jeju”"))
     furnished.events.publish(Prefilling("jeju", 400, 1000))
-    assert pending.text() == "Waiting for “Trip to Jeju”: processing 40 %."
+    assert pending.text() == "Waiting for “Trip to Jeju”: processing 40%."
     furnished.chat.say("It is an island")
     await until(lambda: pending.text() == "Waiting for “Trip to Jeju”: generating its reply, 4 words so far.")
     assert first.isVisible()

@@ -53,7 +53,7 @@ def words(status: TurnStatus) -> list[str]:
         (WaitingForEngine(), Remark("waiting for the engine", "live")),
         (Restoring(136_000_000, 5906), Remark("loading 136 MB…", "live", 2)),
         (RestoreFailed(Reason(ReasonCode.DISK_FULL)), Remark("not loaded: the disk is full", "warn")),
-        (Prefilling("c", 1480, 5918), Remark("processing 25 % of 5,918 tokens", "live")),
+        (Prefilling("c", 1480, 5918), Remark("processing 25% of 5,918 tokens", "live")),
         (Speed("c", 4.26, 6000), Remark("4.3 tokens/s", "live", 0)),
         (Saving(), Remark("saving…", "live", 1)),
         (SaveSkipped(Reason(ReasonCode.DISK_FULL)), Remark("not saved: the disk is full", "warn")),
@@ -98,7 +98,7 @@ def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
 
 def test_a_whole_turn_and_then_the_next() -> None:
     status = told(*A_RESTORE, Prefilling("c", 2959, 5918))
-    assert (status.fraction, status.pending) == (0.5, "Processing 50 % of 5,918 tokens…")
+    assert (status.fraction, status.pending) == (0.5, "Processing 50% of 5,918 tokens…")
     status.handle_event(FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
     assert (status.fraction, status.pending) == (None, "")
     for event in (ReplyDelta("c", "m", "x", ""), Speed("c", 41.3, 6000), ReplyFinished("c", "m", None), Saving()):
@@ -107,7 +107,7 @@ def test_a_whole_turn_and_then_the_next() -> None:
     assert words(status) == ["remembered: 136 MB in 21 ms", "first token after 0.31 s", "41 tokens/s", "saved 137 MB"]
     assert all(remark.tone != "live" for remark in status.remarks)
     status.handle_event(Prefilling("c", 1, 10))
-    assert words(status) == ["processing 10 % of 10 tokens"]
+    assert words(status) == ["processing 10% of 10 tokens"]
 
 
 def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:

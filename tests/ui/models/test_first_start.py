@@ -121,7 +121,7 @@ async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used
             qtbot.mouseClick(page.starter_button, Qt.MouseButton.LeftButton)
             await until(lambda: page.findChildren(ConfirmDialog))
             question = page.findChildren(ConfirmDialog)[-1]
-            assert "the starter model, 98 MB" in " ".join(label.text() for label in question.findChildren(QLabel))
+            assert "the starter model (98 MB)" in " ".join(label.text() for label in question.findChildren(QLabel))
             assert not starter.asked
             getattr(question, answer).click()
             question.setParent(None)

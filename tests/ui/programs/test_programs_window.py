@@ -39,7 +39,7 @@ async def test_programs_the_last_used_first_and_their_current_requests(
     programs = window.side_windows.open_programs()
     assert [row.title for row in programs.list.rows] == [CLAUDE, "opencode", LONG_NAME]
     first = programs.list.rows[0]
-    assert first.chip == "92 % remembered"
+    assert first.chip == "92% remembered"
     assert first.detail == "124 requests · last just now · about 73 min saved"
     await until(lambda: programs.live_rows.rows[2].name.full_text == "Chat c")
     shown = [

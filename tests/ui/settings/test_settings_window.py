@@ -132,7 +132,7 @@ async def test_the_memory_the_model_s_long_name_what_is_unwise_and_where_restori
     runtime.set_engine(EngineState.READY)
     assert memory.isVisible()
     assert memory.help.text() == "Estimated before loading."
-    expected = "Radeon 780M: the model 4 GB, context 2 GB, compute buffers 500 MB; reserved 1 GB of 8 GB free"
+    expected = "Radeon 780M: model 4 GB, context 2 GB, compute buffers 500 MB; reserved 1 GB of 8 GB free"
     assert expected in [widget.accessibleName() for widget in memory.findChildren(QWidget)]
     runtime.engine.finding = RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     runtime.events.publish(SettingsChanged())

@@ -77,7 +77,7 @@ async def test_shows_the_sums_and_what_is_kept_largest_first(furnished: StagedRu
     assert summary.total_label.text() == "1 of 20 GB in use"
     assert "3 MB of the space in use" in summary.free_floor_label.text()
     assert summary.on_disk_label.text() == "1 GB on disk"
-    assert summary.savings_label.text() == "7.6 GB saved by deduplication (88 %). Without it: 8.6 GB."
+    assert summary.savings_label.text() == "7.6 GB saved by deduplication (88%). Without it: 8.6 GB."
     assert [label.text() for label in summary.figure_labels] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
     assert summary.savings_bar.share == pytest.approx(1.037 / 8.645, abs=1e-3)
     assert [(row.title, row.usage.bytes) for row in panel.list.usage.rows] == [

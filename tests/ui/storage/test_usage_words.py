@@ -58,8 +58,8 @@ def test_sharing() -> None:
     assert describe_split(replace(USAGE, shared_bytes=0)) == "nothing shared"
     assert describe_split(replace(USAGE, bytes=0)) == "nothing saved"
     assert describe_sharing(replace(STORE, logical_bytes=9_000_000)).startswith("Chats share some chat memory")
-    assert describe_sharing(STORE) == "30 MB saved by deduplication (75 %). Without it: 40 MB."
-    assert "(more than 99 %)" in describe_sharing(replace(STORE, logical_bytes=10**12))
+    assert describe_sharing(STORE) == "30 MB saved by deduplication (75%). Without it: 40 MB."
+    assert "(more than 99%)" in describe_sharing(replace(STORE, logical_bytes=10**12))
     alone = replace(USAGE, exclusive_bytes=100_000_000, shared_bytes=0)
     assert "No chat memory" in describe_sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000))
     assert describe_sharing(replace(STORE, save_points=0)) == ""
