@@ -258,11 +258,6 @@ class Runtime:
         if self._stop_requests == stops:
             await self.start_engine()
 
-    async def use_own_engine(self) -> None:
-        """Use this computer's engine instead of the server in the settings. A pairing stays."""
-        await self.apply_settings(dataclasses.replace(self.settings, engine_url=None))
-        await self.restart_engine()
-
     async def retest_restoring(self) -> None:
         await self.engine.forget_finding()
         await self.restart_engine()

@@ -247,7 +247,7 @@ class MainWindow(QMainWindow):
         self.transfer.imported.connect(lambda chosen: self.window_layout.show_sidebar())
         self.engine_card.start_button.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
         self.engine_card.restart_button.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
-        self.engine_card.own_engine_button.clicked.connect(lambda: self.runner.start(runtime.use_own_engine()))
+        self.engine_card.own_engine_button.clicked.connect(lambda: self.runner.start(runtime.use_server(None)))
         self.engine_card.log_button.clicked.connect(lambda: self.side_windows.open_engine(show_log=True))
         self.side_windows.chat_started.connect(chat.open)
         self.tools.settings_requested.connect(self.side_windows.open_tool_settings)
