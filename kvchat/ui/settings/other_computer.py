@@ -33,7 +33,7 @@ class OtherComputerEntry(Entry):
         self._searching: asyncio.Task[None] | None = None
         self._found_buttons, self.search_label = FlowLayout(), label(_("Searching the network…"), "small", wraps=True)
         self.address_field = line_edit(_("Address"), _("for example gpubox or 192.168.1.5"))
-        self.code_field = line_edit(_("Code"), _("six-digit code"))
+        self.code_field = line_edit(_("Pairing code"), _("six-digit code"))
         self.pair_button = button(_("Pair"), self._pair, name=_("Pair with this computer"))
         for field in (self.address_field, self.code_field):
             field.returnPressed.connect(self._pair)
