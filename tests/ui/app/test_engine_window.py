@@ -74,9 +74,9 @@ async def test_model_in_memory_names_rpc_servers_by_their_address(engine: Engine
     runtime.set_engine(EngineState.READY)
     await until(lambda: len(charts(engine)) == 3)
     assert charts(engine) == [
-        "den:50052: the model 4 GB, context 1 GB, compute buffers 500 MB; reserved 2 GB of 24 GB free",
-        "den:50052, device 2: the model 3 GB, context 1 GB, compute buffers 500 MB; reserved 2 GB of 24 GB free",
-        "System memory: the model 1 GB, compute buffers 500 MB; reserved 2 GB of 16 GB free",
+        "den:50052: model 4 GB, context 1 GB, compute buffers 500 MB; reserved 2 GB of 24 GB free",
+        "den:50052, device 2: model 3 GB, context 1 GB, compute buffers 500 MB; reserved 2 GB of 24 GB free",
+        "System memory: model 1 GB, compute buffers 500 MB; reserved 2 GB of 16 GB free",
     ]
 
 
