@@ -49,6 +49,7 @@ class TurnStatus:
         self.awaits_output = False  # sent, no token yet
         self.calling = False  # the reply writes a tool call
         self.failure: KvchatError | None = None
+        self.resends = False  # the message is sent again when the engine is ready
         self.live_id = self.live_text = self.live_thinking = ""  # the streaming reply; empty when none
         self.live_thinking_ms: float | None = None  # thinking time once it is over
         self._reset()
@@ -81,7 +82,7 @@ class TurnStatus:
         """
         if self._is_over:
             self._reset()
-        self.awaits_output, self.failure = True, None
+        self.awaits_output, self.failure, self.resends = True, None, False
         self.pending = _("One moment…")
 
     def end(self) -> None:

@@ -59,8 +59,7 @@ class ChatController(Controller):
         for changed in (composer.editor.textChanged, composer.chips.changed):
             changed.connect(lambda: runtime.chat.prepare(self.current, composer.draft, composer.chips.attachments))
         transcript.retry_requested.connect(self.retry)
-        transcript.tail.failure_card.resend_button.clicked.connect(self.resend_when_ready)
-        self._resent_chats: set[str] = set()  # whose last message is sent again when the engine is ready
+        transcript.tail.resend_button.clicked.connect(self.resend_when_ready)
         transcript.message_requested.connect(self.handle_request)
         transcript.tail.call_card.answered.connect(runtime.chat.turns.tool_calls.answer)
         transcript.tail.prioritize_button.clicked.connect(self._ask_to_prioritize)
@@ -132,8 +131,8 @@ class ChatController(Controller):
     def resend_when_ready(self) -> None:
         """Send the open chat's last message again as soon as the paired computer is back, and wake that."""
         if self.current is not None:
-            self._resent_chats.add(self.current)
-            self._views.transcript.tail.failure_card.show_waiting()
+            self.turn_of().resends = True
+            self._show_turn()
             self._runner.start(self._runtime.engine.wake_server())
 
     def stop(self) -> None:
@@ -191,9 +190,8 @@ class ChatController(Controller):
     def _handle_event(self, event: events.Event) -> None:
         match event:
             case events.EngineChanged(status=status):
-                if status.state is EngineState.READY and self._resent_chats:
-                    resent, self._resent_chats = self._resent_chats, set()
-                    for id in resent:
+                if status.state is EngineState.READY:
+                    for id in [id for id, turn in self._turns.items() if turn.resends]:
                         self.run_turn(id, self._runtime.chat.retry(id))
                 self.show_engine()
                 self._show_turn()

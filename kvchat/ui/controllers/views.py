@@ -9,6 +9,7 @@ from PySide6.QtCore import QObject, QTimer
 from kvchat.chat.events import Event
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.connection import EngineStatus
+from kvchat.engine.api.errors import FailureKind
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.exchange import PromptTooLong
@@ -75,7 +76,12 @@ class ChatPresenter:
         self.transcript.show_failure(None if reported else turn.failure, self.runtime.model.name_for_conversation(None))
         last = messages[-1] if messages else None
         unanswered = last is not None and (last.role is not Role.ASSISTANT or bool(last.calls)) and not running
-        self.transcript.show_unanswered(unanswered and not too_long and (reported or turn.failure is None))
+        status = self.runtime.engine.status
+        self.transcript.show_unanswered(
+            unanswered and not too_long and (reported or turn.failure is None),
+            is_away=status.failure is not None and status.failure.kind is FailureKind.AWAY,
+            resends=turn.resends,
+        )
 
     def show_live(self) -> None:
         if (turn := self.turn()).live_id:

@@ -274,12 +274,6 @@ class FailureCard(Card):
         self.retry_button, self.use_current_button = self.add_button(_("Try again")), self.add_button("", "primary")
         self.locate_button = self.add_button(_("Locate file…"))
         self.model_button = self.add_button(_("Choose another model"))
-        self.resend_button = self.add_button(_("Send when it is back"), "primary")
-
-    def show_waiting(self) -> None:
-        """Say that the message will be sent as soon as the paired computer is back."""
-        self.resend_button.setText(_("Waiting…"))
-        self.resend_button.setEnabled(False)
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
         """Show the error, or hide the card if it is None. `model` can be used instead of a missing model."""
@@ -288,9 +282,6 @@ class FailureCard(Card):
             self.set_text(error.title, error.detail, error.advice)
         self.use_current_button.setText(_("Use {model}", model=model).replace("&", "&&"))
         self.use_current_button.setAccessibleName(_("Use {model}", model=model))
-        is_away = isinstance(error, EngineFailed) and error.failure.kind is FailureKind.AWAY
-        self.resend_button.setText(_("Send when it is back"))
-        self.resend_button.setEnabled(True)
         kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING  # failures caused by the model file
         of_the_model = missing or (isinstance(error, EngineFailed) and error.failure.kind in kinds)
         use_current = missing and model is not None and self.use_current_button
@@ -299,7 +290,6 @@ class FailureCard(Card):
             use_current,
             missing and self.locate_button,
             of_the_model and self.model_button,
-            is_away and self.resend_button,
         )
         self.setVisible(error is not None)
 
@@ -315,8 +305,9 @@ class TranscriptTail(QWidget):
         self.failure_card, self.call_card = FailureCard(), CallCard()
         self.unanswered_row = QWidget()  # shown if the last message has no reply
         self.answer_button = button(_("Try again"), self.retry_requested, "link", name=_("Try again to get a reply"))
+        self.resend_button = button(_("Send when it is back"), kind="link")  # while a paired computer is away
         unanswered = label(_("This message has no reply yet."), "small")
-        row(unanswered, self.answer_button, STRETCH, on=self.unanswered_row, margins=0)
+        row(unanswered, self.answer_button, self.resend_button, STRETCH, on=self.unanswered_row, margins=0)
         first = self.prioritize_button, 0, Qt.AlignmentFlag.AlignLeft
         shown = self.failure_card, self.call_card, self.unanswered_row
         self._column = column(self.pending_label, first, *shown, on=self, spacing=22, margins=0)

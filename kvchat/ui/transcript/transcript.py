@@ -129,7 +129,12 @@ class Transcript(MessageColumn):
         self.tail.failure_card.show_error(error, model)
         self._fit_tail()
 
-    def show_unanswered(self, unanswered: bool) -> None:
+    def show_unanswered(self, unanswered: bool, *, is_away: bool = False, resends: bool = False) -> None:
+        """Offer to send the last message again and, while a paired computer `is_away`, to do so when it is back."""
+        button = self.tail.resend_button
+        button.setText(_("Waiting…") if resends else _("Send when it is back"))
+        button.setEnabled(not resends)
+        button.setVisible(is_away)
         self.tail.unanswered_row.setVisible(unanswered)
         self._fit_tail()
 

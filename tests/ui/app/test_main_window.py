@@ -25,7 +25,7 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.turn.forecasts import Forecast
 from kvchat.engine.api.connection import EngineState
-from kvchat.engine.api.errors import EngineError, EngineFailure, FailureKind
+from kvchat.engine.api.errors import EngineError, EngineFailed, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import DownloadOrder
 from kvchat.library.remote.downloads import Download, DownloadState
@@ -358,6 +358,28 @@ async def test_one_card_where_engine_and_turn_fail_alike(
     await until(window.transcript.tail.unanswered_row.isVisible)
     qtbot.mouseClick(window.transcript.tail.answer_button, Qt.MouseButton.LeftButton)
     await until(lambda: ("retry", "thesis") in furnished.chat.calls)
+
+
+async def test_message_is_sent_again_when_the_paired_computer_is_back(
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await settled(window, furnished)
+    furnished.chat.write("thesis", Role.USER, "And then?")
+    failure = EngineFailure(FailureKind.AWAY, "gpubox is not available", "It does not answer.", "kvchat keeps trying.")
+    furnished.events.publish(TurnFailed("thesis", EngineFailed(failure)))
+    furnished.set_engine(EngineState.FAILED, failure=failure)
+    tail, card = window.transcript.tail, window.engine_card
+    await until(tail.resend_button.isVisible)
+    assert (card.restart_button.text(), card.own_engine_button.isVisible()) == ("Try again", True)
+    assert not card.log_button.isVisible()
+    qtbot.mouseClick(tail.resend_button, Qt.MouseButton.LeftButton)
+    assert (tail.resend_button.text(), tail.resend_button.isEnabled()) == ("Waiting…", False)
+    furnished.set_engine(EngineState.STARTING, failure=failure)
+    assert ("retry", "thesis") not in furnished.chat.calls
+    furnished.set_engine(EngineState.READY)
+    await until(lambda: ("retry", "thesis") in furnished.chat.calls)
+    assert not card.isVisible()
+    assert furnished.chat.calls.count(("retry", "thesis")) == 1
 
 
 async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
