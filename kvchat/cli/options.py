@@ -29,16 +29,16 @@ _EXIT_CODES = N_(
     "Exit codes: 0 success; 1 failure, no results or a problem found (see standard error); 2 invalid "
     "command line; 130 and 143 ended by Ctrl+C or SIGTERM; 141 output closed by its reader."
 )
-_LIST_HEADING = N_("actions (default: list)")
+_ACTIONS_HEADING = N_("actions (default: list)")
 ACTION_HEADINGS = {
     "store": N_("actions (default: show the store)"),
-    "engines": _LIST_HEADING,
-    "chats": _LIST_HEADING,
-    "settings": _LIST_HEADING,
+    "engines": _ACTIONS_HEADING,
+    "chats": _ACTIONS_HEADING,
+    "settings": _ACTIONS_HEADING,
     "models": N_("actions (default: list the models on this machine)"),
-    "prepared": _LIST_HEADING,
-    "tools": _LIST_HEADING,
-    "devices": _LIST_HEADING,
+    "prepared": _ACTIONS_HEADING,
+    "tools": _ACTIONS_HEADING,
+    "devices": _ACTIONS_HEADING,
 }
 # Messages of argparse, listed here for translation.
 _ARGPARSE_MESSAGES = (

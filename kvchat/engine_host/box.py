@@ -1,4 +1,4 @@
-"""Pairing with a kvchat on another computer, whose model this one then uses."""
+"""Pairing with kvchat on another computer, in order to use that computer's models."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class PairingFailed(KvchatError):
 
 @dataclass(frozen=True)
 class PairedBox:
-    """Another computer that lets this one use its model."""
+    """Another computer whose models this one may use."""
 
     url: str
     name: str
     certificate: str = field(repr=False)  # PEM
     key: str = field(repr=False)
-    device: str = ""  # id of this computer there
+    device: str = ""  # id of this computer in the other's list of devices
     mac: str = ""  # address for wake-on-LAN, if known
 
     def wake(self) -> None:
@@ -69,7 +69,7 @@ class PairedBoxStore:
             return None
 
     def save(self, box: PairedBox) -> None:
-        """Store the computer, replacing the one before. Raises OSError."""
+        """Store the computer, replacing the previous one. Raises OSError."""
         self._store.save(json.dumps(asdict(box)))
 
     def forget(self) -> None:
@@ -84,7 +84,7 @@ def box_address(text: str) -> str:
 
 
 async def pair(address: str, code: str) -> PairedBox:
-    """Pair with the kvchat at this address by the code that it shows. Raises KvchatError."""
+    """Pair with kvchat at this address, using the code that it shows. Raises KvchatError."""
     url, name = box_address(address), socket.gethostname()
     certificate = await _certificate_of(url)
     side = CodeEnterer(code, name, fingerprint(certificate))
@@ -102,7 +102,7 @@ async def pair(address: str, code: str) -> PairedBox:
 
 
 async def _certificate_of(url: str) -> str:
-    """Return the certificate (PEM) that the computer shows, which the code must still prove. Raises PairingFailed."""
+    """Return the certificate (PEM) that the computer presents. Not verified yet. Raises PairingFailed."""
     parts = httpx2.URL(url)
     try:
         async with asyncio.timeout(_TIMEOUT_S):

@@ -134,7 +134,7 @@ class SwitchingEngineHost:
         return engine.engine
 
     async def wake_server(self) -> None:
-        """Wake the paired computer if it has told its address. Raises KvchatError."""
+        """Wake the paired computer if its hardware address is known. Raises KvchatError."""
         box = self.external.box
         if box is not None and box.mac:
             try:

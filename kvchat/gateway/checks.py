@@ -62,7 +62,7 @@ class AccessPolicy:
         is_link = self.is_shared and headers.get("sec-fetch-mode") == "navigate"  # sent without the strict cookie
         if origin is None and site == "cross-site" and not is_link:
             origin = "a web page"
-        if self.is_shared and origin == f"https://{headers['host']}":  # Safari before 16.4 tells no site
+        if self.is_shared and origin == f"https://{headers['host']}":  # Safari before 16.4 sends no Sec-Fetch-Site
             site = "same-origin"
         if origin is not None and not self.origins & {origin, "*"} and site not in ("none", "same-origin"):
             raise RequestRefused(403, "Requests from this web origin are not allowed.", "permission_error")

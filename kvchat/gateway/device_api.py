@@ -41,20 +41,20 @@ KEEP = ("always", "never", "automatic")
 
 @dataclass
 class PairingApi:
-    """Pairing of devices with a code. `paired` is called with each new device."""
+    """Pairing of devices with a code. `on_paired` is called with each device that was paired."""
 
     devices: Devices
     codes: CodeHolder
     name: str  # of this computer
     mac: str  # its address for wake-on-LAN, or ""
-    paired: Callable[[Device], None]
+    on_paired: Callable[[Device], None]
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
         return (Route("/kvchat/pair", self._pair, methods=["POST"]),)
 
     async def _pair(self, request: Request) -> Response:
-        """Answer a device's message (SPAKE2) or, in its second request, check its proof and give it a key."""
+        """Answer the first request of a pairing (a SPAKE2 message); in the second, check the proof and issue a key."""
         body = await _json_body(request)
         try:
             if "message" in body:
@@ -69,7 +69,7 @@ class PairingApi:
             raise RequestRefused(429, str(error), "rate_limit_error", 60) from error
         except (WrongCode, ValueError) as error:
             raise RequestRefused(403, "The code is wrong or has expired.", "permission_error") from error
-        self.paired(device)
+        self.on_paired(device)
         return JSONResponse({"proof": own_proof, "device": device.id, "key": key, "name": self.name, "mac": self.mac})
 
     def pair_browser(self, token: str, name: str, key: str) -> str:
@@ -85,7 +85,7 @@ class PairingApi:
             device = self.devices.renew(known)
         else:
             device, key = self.devices.add(name, is_browser=True)
-        self.paired(device)
+        self.on_paired(device)
         return key
 
 
@@ -160,7 +160,7 @@ class DeviceApi:
             raise RequestRefused(503, str(error), "unavailable_error") from error
 
     async def _load_model(self, request: Request) -> Response:
-        """Load a model, once nobody is being answered."""
+        """Load a model as soon as no reply is being generated."""
         model = await self.runner.find_model(str((await _json_body(request)).get("model", "")))
         path = model.path if model else None
         try:
@@ -172,7 +172,7 @@ class DeviceApi:
         return JSONResponse({"model": model.name if model else ""})
 
     async def _forecast(self, request: Request) -> Response:
-        """Say what could be loaded for a chat's next request, as `_prepare` would do. Loads nothing."""
+        """Return what `_prepare` could load for a chat's next request, without loading it."""
         owner, parsed, path = await self._next_request(request)
         cost = self.slots.restore_cost
         with self._counting(request):

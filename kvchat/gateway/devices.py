@@ -22,7 +22,7 @@ from kvchat.text.safe_text import safe_name
 
 MAX_DEVICES = 100
 _MAX_FILE = 200_000  # bytes
-_USE_INTERVAL_S = 3600.0  # last use is noted this precisely
+_USE_INTERVAL_S = 3600.0  # precision of `last_used_at`
 
 # All that a browser may use: the files of the engine's web page, and what that page needs to chat.
 PAGE_PATHS = ("/", "/index.html")
@@ -91,7 +91,7 @@ class Devices(Keys):
         return device, key
 
     def renew(self, device: Device) -> Device:
-        """Note that a device was paired again."""
+        """Record that a device was paired again."""
         self._devices[device.key_hash] = device = replace(device, paired_at=time.time())
         self._on_change()
         return device
@@ -120,7 +120,7 @@ class Devices(Keys):
         return device is not None and (not device.is_browser or path in _BROWSER_API or is_page_file(path))
 
     def program_of(self, key: str) -> str | None:
-        device = self._devices.get(_hash(key))  # a hash can be looked up: time tells nothing about the key
+        device = self._devices.get(_hash(key))  # looking up a hash leaks nothing about the key through timing
         if device is None:
             return None
         if time.time() - device.last_used_at >= _USE_INTERVAL_S:

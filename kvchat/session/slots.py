@@ -85,7 +85,7 @@ class SaveProgress:
         self._cancelled.set()
 
     async def wait_until_done(self, idle: Awaitable[None], timeout_s: float) -> bool:
-        """Wait for `idle` or cancellation; return False if the engine was inactive for `timeout_s` before."""
+        """Wait for `idle` or cancellation. Return False as soon as the engine has been inactive for `timeout_s`."""
         tasks = {asyncio.ensure_future(idle), asyncio.ensure_future(self._cancelled.wait())}
         try:
             while True:
@@ -273,7 +273,7 @@ class Slots(Allocator):
         return self.write(self.store.inventory.delete_conversation, owner)
 
     async def discard_program(self, program: str) -> int:
-        """End the work for a program, which can send nothing anymore, and delete everything the store keeps for it."""
+        """End the work for a program that can no longer send requests, and delete everything the store keeps for it."""
         for request in self._standby:
             request.should_continue &= program_of(request.owner) != program
         await self.wait_until_released(

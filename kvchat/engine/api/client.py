@@ -356,7 +356,7 @@ class LlamaServerClient:
         return wire.parse_models(await self._http.request_json("GET", "/v1/models"))
 
     async def load_model(self, name: str) -> None:
-        """Have another kvchat load a model, once nobody is being answered there."""
+        """Have another kvchat load a model as soon as it is generating no reply."""
         await self._http.request_json("POST", "/kvchat/model", {"model": name}, timeout_s=_REPLY_TIMEOUT_S)
 
     async def chat_memory(self) -> tuple[ChatMemory, ...]:
@@ -364,7 +364,7 @@ class LlamaServerClient:
         return wire.parse_chat_memory(await self._http.request_json("GET", "/kvchat/chats"))
 
     async def keep_chat(self, owner: str, keep: str) -> None:
-        """Have another kvchat keep a chat's memory "always", "never" or "automatic"-ally."""
+        """Set whether another kvchat keeps a chat's memory: "always", "never" or "automatic"."""
         await self._http.request_json("PUT", f"/kvchat/chats/{chat_name(owner)}", {"keep": keep})
 
     async def forget_chat(self, owner: str) -> int:

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from kvchat.text.language import _
 from kvchat.ui.base.theme import Look
 
-_QUIET = 4  # modules of light border, which ISO 18004 demands
+_QUIET_ZONE = 4  # modules of light border, as ISO 18004 requires
 _MODULE = 5  # pixels of a module at 100 % text
 
 
@@ -35,18 +35,18 @@ class QrCode(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        side = self._look.px(_MODULE) * (len(self._rows) + 2 * _QUIET)
+        side = self._look.px(_MODULE) * (len(self._rows) + 2 * _QUIET_ZONE)
         return QSize(side, side)
 
     def minimumSizeHint(self) -> QSize:
         return self.sizeHint()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        module = self.width() / (len(self._rows) + 2 * _QUIET)
+        module = self.width() / (len(self._rows) + 2 * _QUIET_ZONE)
         with QPainter(self) as painter:
             painter.fillRect(self.rect(), QColor(Qt.GlobalColor.white))
             for y, row in enumerate(self._rows):
                 for x, is_dark in enumerate(row):
                     if is_dark:
-                        place = QRectF((x + _QUIET) * module, (y + _QUIET) * module, module, module)
+                        place = QRectF((x + _QUIET_ZONE) * module, (y + _QUIET_ZONE) * module, module, module)
                         painter.fillRect(place, QColor(Qt.GlobalColor.black))
