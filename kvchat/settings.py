@@ -314,8 +314,8 @@ class Settings:
         False,
         N_("Share with your other devices"),
         N_(
-            "Your other computers, phones and tablets can use the models of this computer in your home "
-            "network. Each must be paired once. The traffic is encrypted."
+            "Other computers, phones and tablets on your home network can use the models of this computer. "
+            "Each must be paired once. The traffic is encrypted."
         ),
     )
     share_port: int = _number(8738, 1, 65_535, N_("Port"), N_("Change it if another program uses this port."))

@@ -85,7 +85,7 @@ class SharingService:
             try:
                 await asyncio.to_thread(devices.load)
             except (OSError, ValueError) as error:
-                advice = _("Delete the file to pair all devices again.")
+                advice = _("Delete the file, then pair all devices again.")
                 raise KvchatError(_("The paired devices could not be read"), f"{file}: {error}.", advice) from error
             self._devices = devices
             self._changed()
@@ -155,7 +155,7 @@ class SharingService:
         return device
 
     def label_of(self, program: str) -> str:
-        """Return a program's name on screen: that of the device if it is one."""
+        """Return the name to show for a program: the device's name if it is a device."""
         if not is_device(program):
             return program
         return next((device.name for device in self.devices if device.program == program), _("removed device"))
@@ -231,9 +231,9 @@ def _mac_address() -> str:
 
 
 def _home_addresses() -> list[str]:
-    """Return this computer's IPv4 addresses in private networks, except those of the computer itself.
+    """Return this computer's private IPv4 addresses, except loopback and link-local ones.
 
-    The first one is that of the network with the router. Others may be those of virtual machines and containers.
+    The first one is in the network of the default route. The others may be those of virtual machines and containers.
     """
     addresses = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -116,7 +116,7 @@ class ServeOptions(EngineOptions):
     port: int | None = option("N", "default: 8737", type=setting_parser("api_port", int))
     slots: int | None = option("N", N_("process up to N requests in parallel"), type=setting_parser("slots", int))
     key_file: Path | None = option("FILE", N_("file readable only by you, with one KEY or APP:KEY per line"), type=Path)
-    share: bool = flag(N_("share with your other devices; pair them with `kvchat pair`"))
+    share: bool = flag(N_("share the models with your other devices; pair them with `kvchat pair`"))
     share_port: int | None = option("N", "default: 8738", type=setting_parser("share_port", int))
 
 
@@ -411,8 +411,8 @@ class PairOptions(JsonOptions):
     address: str | None = positional(
         "ADDRESS", N_("address of the other computer, which shows a code"), None, nargs="?"
     )
-    code: str | None = positional("CODE", N_("the code that it shows"), None, nargs="?")
-    find: bool = flag(N_("list the computers in the home network that share their models"))
+    code: str | None = positional("CODE", N_("the code shown on the other computer"), None, nargs="?")
+    find: bool = flag(N_("list the computers on the home network that share their models"))
 
 
 owner_command("devices", "devices:list_devices", N_("list or remove the devices that are paired with this computer"))(
@@ -420,7 +420,9 @@ owner_command("devices", "devices:list_devices", N_("list or remove the devices 
 )
 
 
-@owner_command("devices remove", "devices:remove_device", N_("remove a device, which loses access at once"))
+@owner_command(
+    "devices remove", "devices:remove_device", N_("remove a device; it can no longer use the models of this computer")
+)
 class DeviceOptions(JsonOptions):
     name: str = positional("DEVICE", N_("name or ID as listed"))
 

@@ -23,7 +23,11 @@ async def pair_computers(options: arguments.PairOptions, runner: CommandRunner) 
     """Show a code for a new device or, given an address, use the models of that computer. Raises KvchatError."""
     if options.find:
         found = await find_shared()
-        lines = format_columns([*map(tuple, found.items())]) if found else [_("No computer that shares was found.")]
+        lines = (
+            format_columns([*map(tuple, found.items())])
+            if found
+            else [_("No computer that shares its models was found.")]
+        )
         return print_result(options.as_json, found, lines)
     if options.address is None:
         return await _show_code(options, runner)
@@ -57,7 +61,9 @@ async def _show_code(options: arguments.PairOptions, runner: CommandRunner) -> i
                 print_out(address)
             if sharing.link and stdout_is_tty():
                 print_out(_qr_code(sharing.link))
-                print_out(_("Scan it with a phone or tablet, or open this link there: {link}", link=sharing.link))
+                print_out(
+                    _("Scan the QR code with a phone or tablet, or open this link on it: {link}", link=sharing.link)
+                )
             print_err(_("Enter the code on the other computer within ten minutes. Waiting…"))
         while not (new := [device for device in sharing.devices if (device.id, device.paired_at) not in known]):
             await changed.wait()
@@ -111,7 +117,7 @@ async def remove_device(options: arguments.DeviceOptions, runner: CommandRunner)
         sharing.remove(device.id)
         await delete_program_memory(device.program, runner)
     await sharing.wait_until_saved()
-    line = _("“{name}” was removed and has no access anymore.", name=safe_prose(device.name))
+    line = _("“{name}” was removed and can no longer use the models of this computer.", name=safe_prose(device.name))
     return print_result(options.as_json, {"id": device.id}, [line])
 
 

@@ -62,7 +62,7 @@ _SYSTEMS = {
 
 @dataclass
 class BrowserPages:
-    """The pages for browsers. `engine` returns the running engine, or starts one; it raises KvchatError."""
+    """The pages for browsers. `engine` returns the running engine or starts one, and raises KvchatError."""
 
     pairing: PairingApi
     engine: Callable[[], Awaitable[LlamaServerClient]]
@@ -89,7 +89,7 @@ class BrowserPages:
         except PairingLocked as error:
             return plain_page(429, error)
         except (WrongCode, ValueError):
-            advice = _("Show a new code on the other computer, and scan it within ten minutes.")
+            advice = _("Show a new QR code on the computer, and scan it within ten minutes.")
             return plain_page(403, KvchatError(_("The link is wrong or has expired"), "", advice))
         response = RedirectResponse("/", 303)
         _set_cookie(response, key)
@@ -105,7 +105,7 @@ class BrowserPages:
             return plain_page(503, error)
         if file is None:
             if path in PAGE_PATHS:
-                return plain_page(404, KvchatError(_("The engine on this computer has no web page.")))
+                return plain_page(404, KvchatError(_("The engine on {name} has no web page.", name=self.pairing.name)))
             raise RequestRefused(404, "Not found.", "not_found_error")
         kept, content, hashes = dict(file.headers), file.content, ""
         if "html" in kept.get("content-type", ""):
@@ -124,7 +124,9 @@ class BrowserPages:
 
 
 def unpaired_page() -> Response:
-    advice = _("Scan the QR code that kvchat shows in Settings, Devices, or after `kvchat pair`.")
+    advice = _(
+        "Scan the QR code that the computer shows: click “Pair a device…” in Settings, Devices, or run `kvchat pair`."
+    )
     return plain_page(401, KvchatError(_("This browser is not paired"), "", advice))
 
 

@@ -1,8 +1,8 @@
-"""Pairing of two computers by a six-digit code (SPAKE2, bound to the TLS certificate that the device saw), or of a
-browser by a link with a secret token.
+"""Pairing of two computers by a six-digit code (SPAKE2, bound to the TLS certificate that the device received), or of
+a browser by a link with a secret token.
 
-Somebody who relays the connection shows the device another certificate. The proofs then differ, so neither side
-accepts the other, and the code cannot be found by trying all codes on what was sent.
+An attacker who relays the connection presents another certificate to the device. The proofs then differ, so neither
+side accepts the other. The recorded messages do not help to find the code by trying all codes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class WrongCode(KvchatError):
 class PairingLocked(KvchatError):
     def __init__(self) -> None:
         super().__init__(
-            _("Too many wrong codes"), _("Pairing is locked for a minute."), _("Wait, then show a new code.")
+            _("Too many wrong codes"),
+            _("Pairing is locked for a minute."),
+            _("Try again in a minute, with a new code."),
         )
 
 
@@ -139,7 +141,7 @@ class CodeEnterer:
     """The side where the code is entered."""
 
     def __init__(self, code: str, name: str, certificate: str) -> None:
-        """`certificate`: fingerprint of the certificate that the other side showed."""
+        """`certificate`: fingerprint of the certificate that the other side presented."""
         self._side = SPAKE2_A("".join(filter(str.isdigit, code)).encode(), **_IDS)
         self._name, self._certificate = name, certificate
         self.message: bytes = self._side.start()

@@ -149,7 +149,10 @@ class AccessRefused(EngineError):
     def __init__(self) -> None:
         super().__init__(
             _("Access was refused"),
-            _("The other computer has removed this one from its devices, or the server has another API key."),
+            _(
+                "The other computer has removed this one from its paired devices, "
+                "or the server expects another API key."
+            ),
             _("Pair the computers again, or check the server API key, in Settings, Engine."),
         )
 

@@ -60,7 +60,7 @@ class PollPolicy:
     keeps_trying: bool = False  # also after it has failed
 
 
-# A paired computer may sleep: what it answers is expected in time, and it is used again once it is back.
+# A paired computer may go to sleep, so a missing answer is noticed soon, and kvchat keeps trying to reach it.
 PAIRED = PollPolicy(unreachable_after_s=1.8, return_timeout_s=1.8, max_misses=1, keeps_trying=True)
 
 
@@ -199,7 +199,7 @@ async def _find_incompatibility(client: LlamaServerClient, address: ServerAddres
             return EngineFailure(
                 FailureKind.NOT_FOUND,
                 _("{name} refused access", name=address.name),
-                _("It has removed this computer from its devices."),
+                _("That computer has removed this one from its paired devices."),
                 _("Pair the computers again in Settings, Engine."),
             )
         if refusal.status in (401, 403):
@@ -227,7 +227,7 @@ def _unreachable(address: ServerAddress) -> EngineFailure:
             FailureKind.AWAY,
             _("{name} is not available", name=address.name),
             _("There is no response from {url}.", url=url),
-            _("It may be off, asleep or in another network. kvchat keeps trying."),
+            _("The computer may be off, asleep or on another network. kvchat keeps trying."),
         )
     return _failure(_("The server is not responding"), _("There is no response from {url}.", url=url))
 

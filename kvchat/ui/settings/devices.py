@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _TICK_MS = 1000
 _HOW_TO_PAIR = N_(
-    "On your other computer, open Settings, Engine in kvchat. Choose this computer there or enter its address, "
+    "In kvchat on your other computer, open Settings, Engine. Choose this computer or enter its address, "
     "then enter this code."
 )
 _HOW_TO_SCAN = N_(
-    "On a phone or tablet, scan this QR code with the camera, and accept the warning about the certificate that the "
-    "browser shows once."
+    "On a phone or tablet, scan this QR code with the camera. The browser shows a warning about the certificate once; "
+    "accept it."
 )
 
 
@@ -49,7 +49,7 @@ class DevicesPage(SettingsPage):
         super().__init__(runtime, look, panel)
         self._sharing = runtime.api_server.sharing
         self._is_changing = False
-        self._bytes: Mapping[str, int] | None = None  # chat memory by device, as a program; None until known
+        self._bytes: Mapping[str, int] | None = None  # chat memory by `Device.program`; None until loaded
         self.add_settings(through="share_devices")
         self._addresses = column(spacing=6)
         self.addresses_entry = self.add_wide(_("Addresses of this computer"), "", self._addresses)
@@ -105,7 +105,7 @@ class DevicesPage(SettingsPage):
         elif not addresses:
             help = _("This computer is not connected to a home network.")
         else:
-            help = _("Your devices must be in the same network.")
+            help = _("Your devices must be on the same network.")
         self.addresses_entry.set_help(help)
         self.pair_button.setVisible(self._sharing.port is not None)
         self._show_devices()
@@ -117,7 +117,7 @@ class DevicesPage(SettingsPage):
             self._rows.addWidget(self._device_row(device))
         help = "" if devices else _("No device is paired.")
         if not self.runtime.settings.share_devices:
-            help = _("These devices have no access while this computer is not shared.") if devices else help
+            help = _("These devices cannot use the models of this computer while sharing is off.") if devices else help
         self.devices_entry.set_help(help)
 
     def _device_row(self, device: Device) -> QWidget:
@@ -148,7 +148,10 @@ class DevicesPage(SettingsPage):
             finally:
                 self.refresh()
 
-        text = _("The device loses access immediately, and the memory of its chats is deleted from this computer.")
+        text = _(
+            "The device immediately loses access to the models of this computer, "
+            "and the memory of its chats is deleted here."
+        )
         title, action = _("Remove “{name}”?", name=device.name), _("Remove")
         confirm(self.panel, title, text, action, lambda: self.run(remove()))
 

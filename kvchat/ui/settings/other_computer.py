@@ -1,4 +1,4 @@
-"""The entry of the engine page for using the models of another computer: search, pairing and disconnecting."""
+"""The entry of the engine page for using the models of another computer: search, pairing and unpairing."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from kvchat.ui.widgets.layouts import FlowLayout, allow_line_breaks, flow
 
 _PAUSE_S = 5.0  # between two searches
 _HELP = N_(
-    "Use the models of a computer that runs kvchat. It also keeps the memory of your chats. "
-    "On that computer, open Settings, Devices and click Pair a device."
+    "Use the models of another computer that runs kvchat. That computer also keeps the memory of your chats. "
+    "On it, open Settings, Devices and click “Pair a device…”."
 )
 
 
@@ -34,7 +34,7 @@ class OtherComputerEntry(Entry):
         self._found_buttons, self.search_label = FlowLayout(), label(_("Searching the network…"), "small", wraps=True)
         self.address_field = line_edit(_("Address"), _("for example gpubox or 192.168.1.5"))
         self.code_field = line_edit(_("Pairing code"), _("six-digit code"))
-        self.pair_button = button(_("Pair"), self._pair, name=_("Pair with this computer"))
+        self.pair_button = button(_("Pair"), self._pair, name=_("Pair with the computer at this address"))
         for field in (self.address_field, self.code_field):
             field.returnPressed.connect(self._pair)
         self._unpaired, self._paired = QWidget(), QWidget()
@@ -43,9 +43,9 @@ class OtherComputerEntry(Entry):
         self.state_label = label(wraps=True)
         self.use_button = button(_("Use the paired computer"), self._use_box)
         self.stop_using_button = button(_("Use this computer"), lambda: page.run(page.runtime.use_server(None)))
-        self.stop_using_button.setToolTip(_("Chats use the engine of this computer. The pairing stays."))
-        self.disconnect_button = button(_("Disconnect…"), self._ask_to_disconnect)
-        buttons = flow(self.use_button, self.stop_using_button, self.disconnect_button)
+        self.stop_using_button.setToolTip(_("Chats will use the engine of this computer. The computers stay paired."))
+        self.unpair_button = button(_("Unpair…"), self._ask_to_unpair)
+        buttons = flow(self.use_button, self.stop_using_button, self.unpair_button)
         column(self.state_label, buttons, on=self._paired, spacing=8, margins=0)
         control = QWidget()
         column(self._unpaired, self._paired, on=control, spacing=0, margins=0)
@@ -54,7 +54,7 @@ class OtherComputerEntry(Entry):
 
     @property
     def used_box(self) -> PairedBox | None:
-        """The paired computer, if the settings choose it."""
+        """The paired computer, if the settings select it."""
         url = self._page.runtime.settings.engine_url
         return self.box if self.box is not None and self.box.url == url else None
 
@@ -72,7 +72,7 @@ class OtherComputerEntry(Entry):
         self.state_label.setText(join_sentences(where, use))
         self.use_button.setText(_("Use {name}", name=_shortened(box.name)).replace("&", "&&"))
         self.use_button.setAccessibleName(_("Use {name}", name=box.name))
-        self.disconnect_button.setAccessibleName(_("Disconnect from {name}", name=box.name))
+        self.unpair_button.setAccessibleName(_("Unpair {name}", name=box.name))
         self.use_button.setVisible(not is_used)
         self.stop_using_button.setVisible(is_used)
 
@@ -101,7 +101,7 @@ class OtherComputerEntry(Entry):
             await asyncio.sleep(_PAUSE_S)
 
     def show_found(self, found: Mapping[str, str]) -> None:
-        text = _("Found in the network:") if found else _("No computer that shares its models was found.")
+        text = _("Found on the network:") if found else _("No computer that shares its models was found.")
         self.search_label.setText(text)
         if found == self.found:
             return
@@ -143,15 +143,15 @@ class OtherComputerEntry(Entry):
         self.code_field.clear()
         self.box = box
         self.refresh(self._page.runtime.settings)
-        self.disconnect_button.setFocus()  # the fields are hidden now
+        self.unpair_button.setFocus()  # the fields are hidden now
         await self._page.runtime.use_server(box.url)
         self._page.refresh()
 
     def _show_error(self, error: KvchatError) -> None:
         self.refuse(allow_line_breaks(str(error)))
 
-    def _ask_to_disconnect(self) -> None:
-        async def disconnect() -> None:
+    def _ask_to_unpair(self) -> None:
+        async def unpair() -> None:
             await self._page.runtime.engines.forget_box()
             self.box = None
             if is_used:
@@ -166,12 +166,12 @@ class OtherComputerEntry(Entry):
             name=box.name,
         )
         text = join_sentences(
-            _("Chats then use the engine of this computer.") if is_used else "",
+            _("Chats will use the engine of this computer.") if is_used else "",
             _("To use {name} again, you need a new code.", name=box.name),
             stays,
         )
-        title = _("Disconnect from {name}?", name=box.name)
-        confirm(self._page.panel, title, text, _("Disconnect"), lambda: self._page.run(disconnect()))
+        title = _("Unpair {name}?", name=box.name)
+        confirm(self._page.panel, title, text, _("Unpair"), lambda: self._page.run(unpair()))
 
 
 def _shortened(name: str, max_letters: int = 32) -> str:

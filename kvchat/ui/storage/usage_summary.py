@@ -51,7 +51,7 @@ def describe_sharing(usage: StoreUsage) -> str:
 def describe_computer(name: str, size: int) -> str:
     """Describe the chat memory on a paired computer. `size` is 0 if there is none, or if it is unknown."""
     kept = _("The memory of your chats is kept on {name}.", name=name)
-    there = _("The memory there takes {size}. The figures below are about this computer.", size=format_size(size))
+    there = _("It takes {size} there. The figures below are for this computer.", size=format_size(size))
     return join_sentences(kept, there if size else "")
 
 

@@ -305,7 +305,7 @@ class TranscriptTail(QWidget):
         self.failure_card, self.call_card = FailureCard(), CallCard()
         self.unanswered_row = QWidget()  # shown if the last message has no reply
         self.answer_button = button(_("Try again"), self.retry_requested, "link", name=_("Try again to get a reply"))
-        self.resend_button = button(_("Send when it is back"), kind="link")  # while a paired computer is away
+        self.resend_button = button(_("Send when the computer is back"), kind="link")  # while a paired computer is away
         unanswered = label(_("This message has no reply yet."), "small")
         row(unanswered, self.answer_button, self.resend_button, STRETCH, on=self.unanswered_row, margins=0)
         first = self.prioritize_button, 0, Qt.AlignmentFlag.AlignLeft

@@ -132,7 +132,7 @@ class Transcript(MessageColumn):
     def show_unanswered(self, unanswered: bool, *, is_away: bool = False, resends: bool = False) -> None:
         """Offer to send the last message again and, while a paired computer `is_away`, to do so when it is back."""
         button = self.tail.resend_button
-        button.setText(_("Waiting…") if resends else _("Send when it is back"))
+        button.setText(_("Waiting…") if resends else _("Send when the computer is back"))
         button.setEnabled(not resends)
         button.setVisible(is_away)
         self.tail.unanswered_row.setVisible(unanswered)

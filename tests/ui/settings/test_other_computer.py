@@ -76,7 +76,7 @@ async def test_found_computers_fill_in_the_address_and_errors_are_shown_as_worde
     assert entry._searching is None
 
 
-async def test_a_paired_computer_is_named_used_left_and_disconnected(
+async def test_a_paired_computer_is_named_used_left_and_unpaired(
     runtime: StagedRuntime, pairing: Pairing, entry: OtherComputerEntry, qtbot: QtBot
 ) -> None:
     page, name = entry._page, "gpubox & 显卡"
@@ -105,7 +105,7 @@ async def test_a_paired_computer_is_named_used_left_and_disconnected(
     await until(entry.stop_using_button.isVisible)
     assert runtime.settings.engine_url == GPUBOX
 
-    qtbot.mouseClick(entry.disconnect_button, LEFT)
+    qtbot.mouseClick(entry.unpair_button, LEFT)
     question(page.panel).confirm_button.click()
     await until(entry.address_field.isVisible)
     assert runtime.settings.engine_url is None
