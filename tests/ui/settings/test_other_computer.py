@@ -136,6 +136,5 @@ async def test_the_computer_is_named_where_the_engine_is(runtime: StagedRuntime,
     away = "gpubox is not available, so the memory of your chats cannot be shown."
     await until(lambda: storage.empty_label.text() == away)
     assert describe_computer("gpubox", 1_300_000) == (
-        "The memory of your chats is kept on gpubox. The memory there takes 1.3 MB. "
-        "The figures below are about this computer."
+        "The memory of your chats is kept on gpubox. It takes 1.3 MB there. The figures below are for this computer."
     )
