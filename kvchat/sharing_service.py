@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from kvchat.errors import KvchatError
-from kvchat.gateway.devices import Device, Devices
+from kvchat.gateway.devices.device_list import Device, Devices
 from kvchat.kvstore.savepoint import is_device
 from kvchat.settings import Settings
 from kvchat.system.concurrency import BackgroundTasks
@@ -93,9 +93,9 @@ class SharingService:
     async def open(self, gateway: Gateway) -> None:
         """Let paired devices use the gateway, until it is closed. Raises KvchatError."""
         await self.load()
-        for module in ("kvchat.system.pairing", "kvchat.gateway.device_api", "zeroconf.asyncio"):
+        for module in ("kvchat.system.pairing", "kvchat.gateway.devices.api", "zeroconf.asyncio"):
             await asyncio.to_thread(importlib.import_module, module)
-        from kvchat.gateway.device_api import PairingApi
+        from kvchat.gateway.devices.api import PairingApi
         from kvchat.system.certificate import server_context
         from kvchat.system.pairing import CodeHolder
 

@@ -10,7 +10,7 @@ from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
 from kvchat.cli.store import delete_program_memory
 from kvchat.cli.terminal import format_columns, print_err, print_out, print_result, stdout_is_tty
-from kvchat.engine_host.box import PairedBoxStore, pair
+from kvchat.engine_host.paired_computer import PairedComputerStore, pair
 from kvchat.errors import KvchatError
 from kvchat.settings import SettingsNotSaved
 from kvchat.sharing_service import NotShared, SharingService, find_shared
@@ -34,16 +34,16 @@ async def pair_computers(options: arguments.PairOptions, runner: CommandRunner) 
     if not options.code:
         advice = _("Run `kvchat pair` on the other computer, or see Settings, Devices there.")
         raise KvchatError(_("The code is missing"), _("The other computer shows the code."), advice)
-    box = await pair(options.address, options.code)
+    computer = await pair(options.address, options.code)
     try:
-        await asyncio.to_thread(PairedBoxStore(runner.paths).save, box)
+        await asyncio.to_thread(PairedComputerStore(runner.paths).save, computer)
     except OSError as error:
         raise SettingsNotSaved(runner.paths.config, error) from error
-    await runner.change_settings(engine_url=box.url)
+    await runner.change_settings(engine_url=computer.url)
     if runner.open_runtime is not None:
         await runner.open_runtime.restart_engine()
-    name = safe_prose(box.name)
-    facts = {"name": box.name, "url": box.url, "device": box.device}
+    name = safe_prose(computer.name)
+    facts = {"name": computer.name, "url": computer.url, "device": computer.device}
     return print_result(options.as_json, facts, [_("Paired with {name}. Chats now use its models.", name=name)])
 
 

@@ -22,7 +22,6 @@ from kvchat.engine.process.external import (
 from kvchat.engine.process.log import read_allocations
 from kvchat.engine.process.plan import FULL_WINDOW_OPTION, LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
-from kvchat.engine_host.box import PairedBox, PairedBoxStore
 from kvchat.engine_host.choice import (
     EngineChoice,
     VisionUnsupported,
@@ -30,6 +29,7 @@ from kvchat.engine_host.choice import (
     promised_strategy,
     with_file_stamps,
 )
+from kvchat.engine_host.paired_computer import PairedComputer, PairedComputerStore
 from kvchat.errors import KvchatError
 from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import StagingMemory
@@ -195,11 +195,13 @@ def server_key(paths: Paths) -> SecretStore:
 
 
 class ExternalEngine:
-    def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore, boxes: PairedBoxStore) -> None:
+    def __init__(
+        self, slot_path: Path, generations: Iterator[int], key: SecretStore, computers: PairedComputerStore
+    ) -> None:
         self.connection = ExternalServer(generations)
         self.server_facts: ServerFacts | None = None
-        self._boxes = boxes
-        self.box: PairedBox | None = None  # the paired computer that the connection is to
+        self._computers = computers
+        self.paired_computer: PairedComputer | None = None  # the paired computer that the connection is to
         self._slot_path, self._key = slot_path, key  # the path stands in for an unknown slot folder, and stays empty
         self._process: RunningServer | None = None
 
@@ -220,26 +222,29 @@ class ExternalEngine:
         The server's user has decided on its context and projector, so `needs_vision` and `tokens` have no effect.
         """
         url = parse_address(settings.engine_url or "")
-        self.box = None  # its key may have changed
-        self.box = await self._paired_box(settings)
-        if self.box is not None:
+        self.paired_computer = None  # its key may have changed
+        self.paired_computer = await self._paired_computer(settings)
+        if self.paired_computer is not None:
             return partial(
-                self.connection.connect, ServerAddress(url, self.box.key, self.box.certificate, self.box.name)
+                self.connection.connect,
+                ServerAddress(
+                    url, self.paired_computer.key, self.paired_computer.certificate, self.paired_computer.name
+                ),
             )
         stored = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
         return partial(self.connection.connect, ServerAddress(url, stored[0] if stored else ""))
 
     async def is_paired(self, settings: Settings) -> bool:
         """True if the server in the settings is a paired computer, which keeps the memory of the chats."""
-        return await self._paired_box(settings) is not None
+        return await self._paired_computer(settings) is not None
 
-    async def _paired_box(self, settings: Settings) -> PairedBox | None:
+    async def _paired_computer(self, settings: Settings) -> PairedComputer | None:
         if not settings.engine_url:
             return None
-        if self.box is not None and self.box.url == settings.engine_url:
-            return self.box
-        box = await asyncio.to_thread(self._boxes.load)
-        return box if box is not None and box.url == settings.engine_url else None
+        if self.paired_computer is not None and self.paired_computer.url == settings.engine_url:
+            return self.paired_computer
+        computer = await asyncio.to_thread(self._computers.load)
+        return computer if computer is not None and computer.url == settings.engine_url else None
 
     async def inspect(self) -> tuple[ReadyEngine, FindingKey | None]:
         """Query the server. The finding key is None if the server's KV caches cannot be saved. Raises EngineError."""
@@ -253,7 +258,7 @@ class ExternalEngine:
         if facts.has_vision:  # the fingerprint covers the server's arguments, with the projector
             engine = engine.with_projector("", facts.media_marker)
         models: tuple[str, ...] = ()
-        if self.box is not None:
+        if self.paired_computer is not None:
             number, models = 0, await engine.models()
             engine = engine.with_model(models[0] if models else "")
         ready = ReadyEngine(
@@ -266,12 +271,12 @@ class ExternalEngine:
             RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
             has_vision=facts.has_vision,
             has_tools=facts.has_tools,
-            slots=(number,) if self.box is None else tuple(range(max(1, facts.total_slots))),
+            slots=(number,) if self.paired_computer is None else tuple(range(max(1, facts.total_slots))),
             model_name=models[0] if models else display_name(Path(facts.model_path)) if facts.model_path else "",
             other_models=models[1:],
-            keeps_memory=self.box is not None,
+            keeps_memory=self.paired_computer is not None,
         )
-        if self._process is None or self.box is not None:
+        if self._process is None or self.paired_computer is not None:
             return ready, None
         savable = await asyncio.to_thread(with_state_support, ready, self._process, facts, is_free=is_free)
         return (savable, FindingKey(savable.fingerprint, facts.build)) if savable else (ready, None)

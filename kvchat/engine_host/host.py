@@ -14,7 +14,6 @@ from kvchat.engine.api.vitals import Vitals, collect_vitals
 from kvchat.engine.discovery.arguments import parse_arguments
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.supervisor import EngineSupervisor
-from kvchat.engine_host.box import PairedBoxStore
 from kvchat.engine_host.choice import (
     Capacity,
     EngineChoice,
@@ -26,6 +25,7 @@ from kvchat.engine_host.choice import (
     query_capacity,
 )
 from kvchat.engine_host.engines import ExternalEngine, ManagedEngine, server_key
+from kvchat.engine_host.paired_computer import PairedComputerStore
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
@@ -82,7 +82,7 @@ class SwitchingEngineHost:
         generations, folder = itertools.count(1), store.staging.slot_folder()
         supervisor, limits = EngineSupervisor(log=log, generations=generations), LoadLimits(paths.load_limits)
         self.managed = ManagedEngine(folder, supervisor, limits, store, notify, expected_tokens)
-        self.external = ExternalEngine(folder, generations, server_key(paths), PairedBoxStore(paths))
+        self.external = ExternalEngine(folder, generations, server_key(paths), PairedComputerStore(paths))
         self.current: ManagedEngine | ExternalEngine = self.external if settings().engine_url else self.managed
         self._start_settings: Settings | None = None  # settings with which the engine was started
         self._started_with_vision = False
@@ -135,12 +135,12 @@ class SwitchingEngineHost:
 
     async def wake_server(self) -> None:
         """Wake the paired computer if its hardware address is known. Raises KvchatError."""
-        box = self.external.box
-        if box is not None and box.mac:
+        computer = self.external.paired_computer
+        if computer is not None and computer.mac:
             try:
-                await asyncio.to_thread(box.wake)
+                await asyncio.to_thread(computer.wake)
             except OSError as error:
-                raise KvchatError(_("{name} could not be woken", name=box.name), f"{error}.") from error
+                raise KvchatError(_("{name} could not be woken", name=computer.name), f"{error}.") from error
 
     def can_recover(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
@@ -360,7 +360,7 @@ class SwitchingEngineHost:
     @property
     def computer(self) -> str:
         """Name of the paired computer in use, or ""."""
-        return self.external.box.name if self.is_external and self.external.box else ""
+        return self.external.paired_computer.name if self.is_external and self.external.paired_computer else ""
 
     @property
     def location(self) -> str:

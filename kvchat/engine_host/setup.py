@@ -27,9 +27,9 @@ from kvchat.engine.discovery.engines import (
 )
 from kvchat.engine.discovery.graphics import Backend, Graphics, detect_graphics
 from kvchat.engine.process.external import parse_address
-from kvchat.engine_host.box import PairedBox, PairedBoxStore, pair
 from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.engines import server_key
+from kvchat.engine_host.paired_computer import PairedComputer, PairedComputerStore, pair
 from kvchat.engine_host.trial import EngineTrial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import DownloadOrder, disk_failure, fetch_on_own_loop, run_on_own_loop
@@ -106,7 +106,7 @@ class EngineSetup:
     ) -> None:
         """`use_engine` selects the engine at a path, or the default if None. `notify` shows a title and a detail."""
         self._paths, self._settings, self._use_engine, self._notify = paths, settings, use_engine, notify
-        self.key_store, self._boxes = server_key(paths), PairedBoxStore(paths)
+        self.key_store, self._computers = server_key(paths), PairedComputerStore(paths)
         self._engines, self._downloads = paths.engines, paths.engines / ".downloads"
         self._github = GitHub()
         self.download: EngineDownload | None = None
@@ -204,21 +204,21 @@ class EngineSetup:
             raise KvchatError(_("The API key could not be saved"), f"{error.strerror}.", advice) from error
         return None
 
-    async def paired_box(self) -> PairedBox | None:
-        return await asyncio.to_thread(self._boxes.load)
+    async def paired_computer(self) -> PairedComputer | None:
+        return await asyncio.to_thread(self._computers.load)
 
-    async def pair(self, address: str, code: str) -> PairedBox:
+    async def pair(self, address: str, code: str) -> PairedComputer:
         """Pair with another computer, which replaces the one before. Raises KvchatError."""
-        box = await pair(address, code)
+        computer = await pair(address, code)
         try:
-            await asyncio.to_thread(self._boxes.save, box)
+            await asyncio.to_thread(self._computers.save, computer)
         except OSError as error:
             raise SettingsNotSaved(self._paths.config, error) from error
-        return box
+        return computer
 
     async def forget_box(self) -> None:
         try:
-            await asyncio.to_thread(self._boxes.forget)
+            await asyncio.to_thread(self._computers.forget)
         except OSError as error:
             raise SettingsNotSaved(self._paths.config, error) from error
 

@@ -21,10 +21,10 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineGone
 from kvchat.engine.process.external import is_loopback
 from kvchat.errors import KvchatError
-from kvchat.gateway.browsers import BrowserPages, unpaired_page
 from kvchat.gateway.checks import AccessPolicy, chat_named_in, parse_checked, read_body, wants_saving
-from kvchat.gateway.device_api import DeviceApi, PairingApi
-from kvchat.gateway.devices import PAGE_PATHS
+from kvchat.gateway.devices.api import DeviceApi, PairingApi
+from kvchat.gateway.devices.browsers import BrowserPages, unpaired_page
+from kvchat.gateway.devices.device_list import PAGE_PATHS
 from kvchat.gateway.dialects.request import (
     EMBEDDING_PATHS,
     GENERATING_PATHS,

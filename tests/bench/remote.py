@@ -12,7 +12,7 @@ from kvchat.cli.bench import BenchReply, BenchSetup
 from kvchat.cli.terminal import print_err
 from kvchat.engine.api.errors import EngineError
 from kvchat.engine.process.plan import free_port
-from kvchat.engine_host.box import PairedBoxStore, pair
+from kvchat.engine_host.paired_computer import PairedComputerStore, pair
 from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
@@ -76,7 +76,7 @@ async def _measure_link(folder: Path, link: Link, question: str) -> dict[str, An
             began = time.perf_counter()
             paired = await pair(f"{BOX_ADDRESS}:{port}", code)
             pair_ms = 1000 * (time.perf_counter() - began)
-        PairedBoxStore(resolve_paths({"KVCHAT_HOME": str(laptop.folder)}).ensure()).save(paired)
+        PairedComputerStore(resolve_paths({"KVCHAT_HOME": str(laptop.folder)}).ensure()).save(paired)
         async with _kvchat(laptop, Settings(engine_url=paired.url, **_SETTINGS)) as kvchat:
             chat = (await kvchat.runtime.chat.new_conversation()).id
             replies = [await _ask(kvchat, chat, question), await _ask(kvchat, chat, "And the first?")]

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from kvchat.engine.process.plan import free_port
-from kvchat.engine_host.box import PairedBox, pair
+from kvchat.engine_host.paired_computer import PairedComputer, pair
 from kvchat.settings import Settings
 from kvchat.sharing_service import SharingService
 from kvchat.system.certificate import pinned_context
@@ -40,11 +40,11 @@ def address_of(box: RunningGateway) -> str:
     return f"127.0.0.1:{sharing_of(box).port}"
 
 
-async def paired(box: RunningGateway) -> PairedBox:
+async def paired(box: RunningGateway) -> PairedComputer:
     return await pair(address_of(box), sharing_of(box).show_code())
 
 
-def client_of(device: PairedBox) -> httpx2.AsyncClient:
+def client_of(device: PairedComputer) -> httpx2.AsyncClient:
     headers = {"authorization": f"Bearer {device.key}"}
     tls = pinned_context(device.certificate)
     return httpx2.AsyncClient(base_url=device.url, verify=tls, headers=headers, timeout=60, trust_env=False)

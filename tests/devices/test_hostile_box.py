@@ -16,7 +16,7 @@ from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sen
 from kvchat.engine.api import transport
 from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMessage
-from kvchat.engine_host.box import PairedBox, PairedBoxStore, PairingFailed, pair
+from kvchat.engine_host.paired_computer import PairedComputer, PairedComputerStore, PairingFailed, pair
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
@@ -70,7 +70,7 @@ class HostileBox:
 
 
 @pytest.fixture
-async def hostile(box: RunningGateway, tmp_path: Path) -> AsyncIterator[tuple[HostileBox, PairedBox]]:
+async def hostile(box: RunningGateway, tmp_path: Path) -> AsyncIterator[tuple[HostileBox, PairedComputer]]:
     file = tmp_path / "hostile.pem"
     context, _fingerprint = server_context(file)
     between = HostileBox(box)
@@ -78,12 +78,12 @@ async def hostile(box: RunningGateway, tmp_path: Path) -> AsyncIterator[tuple[Ho
         port = server.sockets[0].getsockname()[1]
         text = file.read_text("ascii")
         certificate = text[text.index("-----BEGIN CERTIFICATE") :]
-        yield between, PairedBox(f"https://127.0.0.1:{port}", "gpubox", certificate, KEY, "1")
+        yield between, PairedComputer(f"https://127.0.0.1:{port}", "gpubox", certificate, KEY, "1")
 
 
 @pytest.fixture
-async def laptop(hostile: tuple[HostileBox, PairedBox], tmp_path: Path) -> AsyncIterator[Runtime]:
-    PairedBoxStore(resolve_paths({"KVCHAT_HOME": str(tmp_path / "laptop")}).ensure()).save(hostile[1])
+async def laptop(hostile: tuple[HostileBox, PairedComputer], tmp_path: Path) -> AsyncIterator[Runtime]:
+    PairedComputerStore(resolve_paths({"KVCHAT_HOME": str(tmp_path / "laptop")}).ensure()).save(hostile[1])
     async with opened(tmp_path / "laptop", Settings(engine_url=hostile[1].url, model_titles=False)) as runtime:
         await runtime.engine.ready()
         yield runtime
@@ -97,7 +97,7 @@ def check_receipt(reply: Message) -> None:
     assert receipt_details(reply.receipt)
 
 
-async def test_odd_receipts_do_not_stop_a_turn(hostile: tuple[HostileBox, PairedBox], laptop: Runtime) -> None:
+async def test_odd_receipts_do_not_stop_a_turn(hostile: tuple[HostileBox, PairedComputer], laptop: Runtime) -> None:
     between, chat = hostile[0], (await laptop.chat.new_conversation()).id
     names = ("source", "found", "restore-ms", "restore-bytes", "miss-code", "ahead", "ahead-ms", "cached")
     receipts = [json.dumps(dict.fromkeys(names, odd)).encode() for odd in ODD]
@@ -118,7 +118,9 @@ async def test_odd_receipts_do_not_stop_a_turn(hostile: tuple[HostileBox, Paired
     assert await laptop.chat.forecasts.forecast_chats({chat: None})
 
 
-async def test_every_reason_of_a_box_can_be_displayed(hostile: tuple[HostileBox, PairedBox], laptop: Runtime) -> None:
+async def test_every_reason_of_a_box_can_be_displayed(
+    hostile: tuple[HostileBox, PairedComputer], laptop: Runtime
+) -> None:
     between, chat = hostile[0], (await laptop.chat.new_conversation()).id
     await ask(laptop, chat, "Hello")
     await ask(laptop, chat, "And now?")
@@ -137,7 +139,7 @@ NONSENSE = (b"", b"5", b"[]", b"{", DEEP, b"\xff", b'"text"', b"null")
 
 
 async def test_odd_memory_lists_and_forecasts(
-    hostile: tuple[HostileBox, PairedBox], laptop: Runtime, monkeypatch: pytest.MonkeyPatch
+    hostile: tuple[HostileBox, PairedComputer], laptop: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     between, chat = hostile[0], (await laptop.chat.new_conversation()).id
     await ask(laptop, chat, "Hello")
@@ -175,7 +177,7 @@ async def test_odd_memory_lists_and_forecasts(
     check_receipt(await ask(laptop, chat, "Goodbye"))
 
 
-async def test_odd_answers_to_pairing(hostile: tuple[HostileBox, PairedBox]) -> None:
+async def test_odd_answers_to_pairing(hostile: tuple[HostileBox, PairedComputer]) -> None:
     between, there = hostile
     bodies = [json.dumps({"session": odd, "message": odd, "proof": odd, "key": odd}).encode() for odd in ODD]
     for body in (*NONSENSE, *bodies, b'{"message": "' + b"41" * 20_000 + b'"}', b" " * 3_000_000):
@@ -185,9 +187,9 @@ async def test_odd_answers_to_pairing(hostile: tuple[HostileBox, PairedBox]) -> 
 
 
 async def test_a_box_that_never_ends_its_answer(
-    hostile: tuple[HostileBox, PairedBox], monkeypatch: pytest.MonkeyPatch
+    hostile: tuple[HostileBox, PairedComputer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvchat.engine_host.box._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("kvchat.engine_host.paired_computer._TIMEOUT_S", 0.5)
 
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from kvchat.engine_host.box import pair
+from kvchat.engine_host.paired_computer import pair
 from kvchat.errors import KvchatError
 from kvchat.gateway import server as listening
-from kvchat.gateway.device_api import MAX_PREPARING
-from kvchat.gateway.devices import MAX_DEVICES, Devices
+from kvchat.gateway.devices.api import MAX_PREPARING
+from kvchat.gateway.devices.device_list import MAX_DEVICES, Devices
 from kvchat.settings import Settings
 from kvchat.sharing_service import SharingService
 from kvchat.system.certificate import fingerprint, server_context, unverified_context

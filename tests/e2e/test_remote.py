@@ -13,7 +13,7 @@ from kvchat.chat.events import TurnFailed
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.wire import Sampling
 from kvchat.engine.process.plan import free_port
-from kvchat.engine_host.box import PairedBoxStore, pair
+from kvchat.engine_host.paired_computer import PairedComputerStore, pair
 from kvchat.kvstore.savepoint import ConversationUsage, program_chat_of
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
@@ -89,7 +89,7 @@ async def paired_runtimes(folder: Path, **changes: object) -> AsyncIterator[tupl
         sharing = box.api_server.sharing
         found = await pair(f"127.0.0.1:{sharing.port}", sharing.show_code())
         paths = resolve_paths({"KVCHAT_HOME": str(folder / "laptop")}).ensure()
-        PairedBoxStore(paths).save(found)
+        PairedComputerStore(paths).save(found)
         async with opened(folder / "laptop", Settings(engine_url=found.url)) as laptop:
             await laptop.engine.ready()
             yield box, laptop

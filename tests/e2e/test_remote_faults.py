@@ -14,7 +14,7 @@ from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.wire import Sampling
 from kvchat.engine.process.plan import free_port
-from kvchat.engine_host.box import PairedBox, PairedBoxStore, pair
+from kvchat.engine_host.paired_computer import PairedComputer, PairedComputerStore, pair
 from kvchat.kvstore.savepoint import program_owner
 from kvchat.runtime import Runtime
 from kvchat.session import lease
@@ -83,10 +83,10 @@ async def shared_box(folder: Path) -> AsyncIterator[Runtime]:
 
 
 @contextlib.asynccontextmanager
-async def laptop_of(box: Runtime, home: Path, address: str = "") -> AsyncIterator[tuple[Runtime, PairedBox]]:
+async def laptop_of(box: Runtime, home: Path, address: str = "") -> AsyncIterator[tuple[Runtime, PairedComputer]]:
     sharing = box.api_server.sharing
     found = await pair(address or f"127.0.0.1:{sharing.port}", sharing.show_code())
-    PairedBoxStore(resolve_paths({"KVCHAT_HOME": str(home)}).ensure()).save(found)
+    PairedComputerStore(resolve_paths({"KVCHAT_HOME": str(home)}).ensure()).save(found)
     async with opened(home, Settings(engine_url=found.url, model_titles=False)) as laptop:
         await laptop.engine.ready()
         yield laptop, found

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from kvchat.gateway.browsers import browser_name
 from kvchat.gateway.checks import BROWSER_COOKIE
-from kvchat.gateway.device_api import PairingApi
-from kvchat.gateway.devices import Device, Devices, is_page_file
+from kvchat.gateway.devices.api import PairingApi
+from kvchat.gateway.devices.browsers import browser_name
+from kvchat.gateway.devices.device_list import Device, Devices, is_page_file
 from kvchat.gateway.dialects.request import GENERATING_PATHS, SLOTLESS_PATHS
 from kvchat.system.certificate import server_context
 from kvchat.system.pairing import CODE_LIFETIME_S, LOCK_S, MAX_WRONG_CODES, CodeHolder

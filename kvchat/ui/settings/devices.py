@@ -29,7 +29,7 @@ from kvchat.ui.widgets.layouts import ElidedLabel, flow
 from kvchat.ui.widgets.qr_code import QrCode
 
 if TYPE_CHECKING:
-    from kvchat.gateway.devices import Device
+    from kvchat.gateway.devices.device_list import Device
 
 _TICK_MS = 1000
 _HOW_TO_PAIR = N_(

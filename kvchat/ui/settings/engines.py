@@ -75,11 +75,13 @@ class EnginePage(SettingsPage):
 
     def refresh(self) -> None:
         super().refresh()
-        box, server = self.computer.used_box, self.settings["engine_url"]
-        self.key_entry.setVisible(self.runtime.settings.engine_url is not None and box is None)  # used with a server
-        server.field.setReadOnly(box is not None)
-        if box is not None:
-            server.field.setText(_("In use: {name}", name=box.name))
+        computer, server = self.computer.used_computer, self.settings["engine_url"]
+        self.key_entry.setVisible(
+            self.runtime.settings.engine_url is not None and computer is None
+        )  # used with a server
+        server.field.setReadOnly(computer is not None)
+        if computer is not None:
+            server.field.setText(_("In use: {name}", name=computer.name))
             server.clear_button.hide()
         self._show_engines()
         if self.isVisible() and self._searched_with != (self.runtime.settings.engine_path,):
@@ -89,14 +91,14 @@ class EnginePage(SettingsPage):
         super().showEvent(event)
         self._searched_with = ()
         self.refresh()
-        self.run(self._load_box())
+        self.run(self._load_computer())
         self.computer.start_searching()
 
     def hideEvent(self, event: Any) -> None:
         super().hideEvent(event)
         self.computer.stop_searching()
 
-    async def _load_box(self) -> None:
+    async def _load_computer(self) -> None:
         await self.computer.load()
         self.refresh()
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from PySide6.QtWidgets import QWidget
 
-from kvchat.engine_host.box import PairedBox
+from kvchat.engine_host.paired_computer import PairedComputer
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings
 from kvchat.sharing_service import find_shared
@@ -28,7 +28,7 @@ class OtherComputerEntry(Entry):
 
     def __init__(self, page: SettingsPage) -> None:
         self._page = page
-        self.box: PairedBox | None = None  # the paired computer, once loaded
+        self.paired_computer: PairedComputer | None = None  # the paired computer, once loaded
         self.found: Mapping[str, str] = {}  # addresses by name
         self._searching: asyncio.Task[None] | None = None
         self._found_buttons, self.search_label = FlowLayout(), label(_("Searching the network…"), "small", wraps=True)
@@ -41,7 +41,7 @@ class OtherComputerEntry(Entry):
         fields = row((self.address_field, 2), (self.code_field, 1), self.pair_button, spacing=8)
         column(self.search_label, self._found_buttons, fields, on=self._unpaired, spacing=6, margins=0)
         self.state_label = label(wraps=True)
-        self.use_button = button(_("Use the paired computer"), self._use_box)
+        self.use_button = button(_("Use the paired computer"), self._use_computer)
         self.stop_using_button = button(_("Use this computer"), lambda: page.run(page.runtime.use_server(None)))
         self.stop_using_button.setToolTip(_("Chats will use the engine of this computer. The computers stay paired."))
         self.unpair_button = button(_("Unpair…"), self._ask_to_unpair)
@@ -53,26 +53,26 @@ class OtherComputerEntry(Entry):
         self._paired.hide()
 
     @property
-    def used_box(self) -> PairedBox | None:
+    def used_computer(self) -> PairedComputer | None:
         """The paired computer, if the settings select it."""
         url = self._page.runtime.settings.engine_url
-        return self.box if self.box is not None and self.box.url == url else None
+        return self.paired_computer if self.paired_computer is not None and self.paired_computer.url == url else None
 
     def refresh(self, settings: Settings) -> None:
-        box, is_used = self.box, self.used_box is not None
-        self._unpaired.setVisible(box is None)
-        self._paired.setVisible(box is not None)
-        self.set_help(_(_HELP) if box is None else "")
-        if box is None:
+        computer, is_used = self.paired_computer, self.used_computer is not None
+        self._unpaired.setVisible(computer is None)
+        self._paired.setVisible(computer is not None)
+        self.set_help(_(_HELP) if computer is None else "")
+        if computer is None:
             return
         self.refuse("")
-        name = allow_line_breaks(box.name)
-        where = _("Paired with {name} at {address}.", name=name, address=box.url.removeprefix("https://"))
+        name = allow_line_breaks(computer.name)
+        where = _("Paired with {name} at {address}.", name=name, address=computer.url.removeprefix("https://"))
         use = _("Chats use the models of that computer.") if is_used else _("Chats use the engine of this computer.")
         self.state_label.setText(join_sentences(where, use))
-        self.use_button.setText(_("Use {name}", name=_shortened(box.name)).replace("&", "&&"))
-        self.use_button.setAccessibleName(_("Use {name}", name=box.name))
-        self.unpair_button.setAccessibleName(_("Unpair {name}", name=box.name))
+        self.use_button.setText(_("Use {name}", name=_shortened(computer.name)).replace("&", "&&"))
+        self.use_button.setAccessibleName(_("Use {name}", name=computer.name))
+        self.unpair_button.setAccessibleName(_("Unpair {name}", name=computer.name))
         self.use_button.setVisible(not is_used)
         self.stop_using_button.setVisible(is_used)
 
@@ -81,7 +81,7 @@ class OtherComputerEntry(Entry):
         self.refuse("")
 
     async def load(self) -> None:
-        self.box = await self._page.runtime.engines.paired_box()
+        self.paired_computer = await self._page.runtime.engines.paired_computer()
         self.refresh(self._page.runtime.settings)
 
     def start_searching(self) -> None:
@@ -113,9 +113,9 @@ class OtherComputerEntry(Entry):
             choose.clicked.connect(lambda _, address=address: self._choose(address))
             self._found_buttons.addWidget(choose)
 
-    def _use_box(self) -> None:
-        if self.box is not None:
-            self._page.run(self._page.runtime.use_server(self.box.url))
+    def _use_computer(self) -> None:
+        if self.paired_computer is not None:
+            self._page.run(self._page.runtime.use_server(self.paired_computer.url))
 
     def _choose(self, address: str) -> None:
         self.address_field.setText(address.removeprefix("https://"))
@@ -136,15 +136,15 @@ class OtherComputerEntry(Entry):
 
     async def _pair_with(self, address: str, code: str) -> None:
         try:
-            box = await self._page.runtime.engines.pair(address, code)
+            computer = await self._page.runtime.engines.pair(address, code)
         finally:
             self.pair_button.setEnabled(True)
         self.address_field.clear()
         self.code_field.clear()
-        self.box = box
+        self.paired_computer = computer
         self.refresh(self._page.runtime.settings)
         self.unpair_button.setFocus()  # the fields are hidden now
-        await self._page.runtime.use_server(box.url)
+        await self._page.runtime.use_server(computer.url)
         self._page.refresh()
 
     def _show_error(self, error: KvchatError) -> None:
@@ -153,24 +153,24 @@ class OtherComputerEntry(Entry):
     def _ask_to_unpair(self) -> None:
         async def unpair() -> None:
             await self._page.runtime.engines.forget_box()
-            self.box = None
+            self.paired_computer = None
             if is_used:
                 await self._page.runtime.use_server(None)
             self._page.refresh()
 
-        if (box := self.box) is None:
+        if (computer := self.paired_computer) is None:
             return
-        is_used = self.used_box is not None
+        is_used = self.used_computer is not None
         stays = _(
             "The memory of your chats stays on {name} until you remove this computer there, in Settings, Devices.",
-            name=box.name,
+            name=computer.name,
         )
         text = join_sentences(
             _("Chats will use the engine of this computer.") if is_used else "",
-            _("To use {name} again, you need a new code.", name=box.name),
+            _("To use {name} again, you need a new code.", name=computer.name),
             stays,
         )
-        title = _("Unpair {name}?", name=box.name)
+        title = _("Unpair {name}?", name=computer.name)
         confirm(self._page.panel, title, text, _("Unpair"), lambda: self._page.run(unpair()))
 
 

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QDialog, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat import sharing_service
-from kvchat.engine_host.box import PairedBox, pair
+from kvchat.engine_host.paired_computer import PairedComputer, pair
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings
 from kvchat.system.certificate import pinned_context
@@ -69,15 +69,17 @@ def names(page: DevicesPage) -> list[str]:
     return [line.findChild(ElidedLabel).full_text for line in rows if isinstance(line, QWidget)]  # type: ignore[union-attr]
 
 
-async def paired(shown: Open, page: DevicesPage, qtbot: QtBot, name: str, monkeypatch: pytest.MonkeyPatch) -> PairedBox:
-    monkeypatch.setattr("kvchat.engine_host.box.socket.gethostname", lambda: name)
+async def paired(
+    shown: Open, page: DevicesPage, qtbot: QtBot, name: str, monkeypatch: pytest.MonkeyPatch
+) -> PairedComputer:
+    monkeypatch.setattr("kvchat.engine_host.paired_computer.socket.gethostname", lambda: name)
     dialog = dialog_on(page, qtbot)
     box = await pair(page._sharing.addresses[0], dialog.digits.text())
     await shown.until(lambda: not page.panel.findChildren(PairingDialog))
     return box
 
 
-async def ask(box: PairedBox, text: str = WORDS) -> int:
+async def ask(box: PairedComputer, text: str = WORDS) -> int:
     headers = {"authorization": f"Bearer {box.key}", "x-kvchat-chat": "c1"}
     tls = pinned_context(box.certificate)
     async with httpx2.AsyncClient(verify=tls, base_url=box.url, timeout=60, trust_env=False) as client:

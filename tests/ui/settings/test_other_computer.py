@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.wire import ServerFacts
-from kvchat.engine_host.box import PairedBox, PairingFailed
+from kvchat.engine_host.paired_computer import PairedComputer, PairingFailed
 from kvchat.errors import KvchatError
 from kvchat.system.pairing import WrongCode
 from kvchat.ui.app.main_window import MainWindow
@@ -35,11 +35,11 @@ class Pairing:
         self.calls: list[tuple[str, str]] = []
         self.refuse: KvchatError | None = None
 
-    async def __call__(self, address: str, code: str) -> PairedBox:
+    async def __call__(self, address: str, code: str) -> PairedComputer:
         self.calls.append((address, code))
         if self.refuse is not None:
             raise self.refuse
-        return PairedBox(GPUBOX, "gpubox & 显卡", "PEM", "key", "1")
+        return PairedComputer(GPUBOX, "gpubox & 显卡", "PEM", "key", "1")
 
 
 @pytest.fixture
@@ -109,12 +109,12 @@ async def test_a_paired_computer_is_named_used_left_and_unpaired(
     question(page.panel).confirm_button.click()
     await until(entry.address_field.isVisible)
     assert runtime.settings.engine_url is None
-    assert await runtime.engines.paired_box() is None
+    assert await runtime.engines.paired_computer() is None
 
 
 async def test_the_computer_is_named_where_the_engine_is(runtime: StagedRuntime, window: MainWindow) -> None:
     engine = runtime.engine
-    engine.external.box = PairedBox(GPUBOX, "gpubox", "PEM", "key", "1")
+    engine.external.paired_computer = PairedComputer(GPUBOX, "gpubox", "PEM", "key", "1")
     engine.current = engine.external
     runtime.settings = replace(runtime.settings, engine_url=GPUBOX)
     window.chat.show_engine()

@@ -22,8 +22,8 @@ from starlette.routing import BaseRoute, Route
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.errors import KvchatError
 from kvchat.gateway.checks import BROWSER_COOKIE, cookie_in, read_body
-from kvchat.gateway.device_api import PairingApi
-from kvchat.gateway.devices import PAGE_PATHS, is_page_file
+from kvchat.gateway.devices.api import PairingApi
+from kvchat.gateway.devices.device_list import PAGE_PATHS, is_page_file
 from kvchat.gateway.dialects.request import RequestRefused
 from kvchat.system.pairing import PAIR_PATH, PairingLocked, WrongCode
 from kvchat.text.language import _, current_language

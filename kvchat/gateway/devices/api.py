@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope
 
 from kvchat.errors import KvchatError
 from kvchat.gateway.checks import chat_named_in, parse_checked, read_body
-from kvchat.gateway.devices import MAX_DEVICES, Device, Devices
+from kvchat.gateway.devices.device_list import MAX_DEVICES, Device, Devices
 from kvchat.gateway.dialects.request import Dialect, ParsedRequest, RequestRefused
 from kvchat.gateway.pending_request import shared_tokens
 from kvchat.gateway.runner import RequestRunner

@@ -38,7 +38,7 @@ class PairingFailed(KvchatError):
 
 
 @dataclass(frozen=True)
-class PairedBox:
+class PairedComputer:
     """Another computer whose models this one may use."""
 
     url: str
@@ -55,37 +55,37 @@ class PairedBox:
             sender.sendto(b"\xff" * 6 + bytes.fromhex(self.mac.replace(":", "")) * 16, ("255.255.255.255", 9))
 
 
-class PairedBoxStore:
+class PairedComputerStore:
     """Storage of the paired computer in the keyring. Blocking: do not call it in the event loop."""
 
     def __init__(self, paths: Paths) -> None:
         self._store = SecretStore("paired computer", paths.config / "paired-computer")
 
-    def load(self) -> PairedBox | None:
+    def load(self) -> PairedComputer | None:
         stored = self._store.load()
         try:
-            return PairedBox(**json.loads(stored[0])) if stored else None
+            return PairedComputer(**json.loads(stored[0])) if stored else None
         except (ValueError, TypeError):
             return None
 
-    def save(self, box: PairedBox) -> None:
+    def save(self, computer: PairedComputer) -> None:
         """Store the computer, replacing the previous one. Raises OSError."""
-        self._store.save(json.dumps(asdict(box)))
+        self._store.save(json.dumps(asdict(computer)))
 
     def forget(self) -> None:
         self._store.forget()
 
 
-def box_address(text: str) -> str:
+def computer_address(text: str) -> str:
     """Complete an address that was typed in, such as `gpubox` or `192.168.1.5:8738`. Raises BadAddress."""
     text = text.strip()
     url = parse_address(text if "://" in text else f"https://{text}")
     return url if httpx2.URL(url).port else f"{url}:{DEFAULT_PORT}"
 
 
-async def pair(address: str, code: str) -> PairedBox:
+async def pair(address: str, code: str) -> PairedComputer:
     """Pair with kvchat at this address, using the code that it shows. Raises KvchatError."""
-    url, name = box_address(address), socket.gethostname()
+    url, name = computer_address(address), socket.gethostname()
     certificate = await _certificate_of(url)
     side = CodeEnterer(code, name, fingerprint(certificate))
     async with httpx2.AsyncClient(verify=pinned_context(certificate), timeout=_TIMEOUT_S, trust_env=False) as client:
@@ -98,7 +98,7 @@ async def pair(address: str, code: str) -> PairedBox:
         raise PairingFailed(_("The other computer sent no valid key."))
     if not re.fullmatch("([0-9a-f]{2}:){5}[0-9a-f]{2}", texts["mac"]):
         texts["mac"] = ""
-    return PairedBox(url=url, name=safe_name(str(paired.get("name", ""))), certificate=certificate, **texts)
+    return PairedComputer(url=url, name=safe_name(str(paired.get("name", ""))), certificate=certificate, **texts)
 
 
 async def _certificate_of(url: str) -> str:

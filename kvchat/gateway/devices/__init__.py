@@ -1,0 +1,1 @@
+"""Paired devices: their list, the API for other computers, and browsers."""
