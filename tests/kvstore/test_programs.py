@@ -53,6 +53,31 @@ def test_each_device_has_a_limit_of_its_own_and_keeps_its_chats_for_long(big: Be
     assert big.save_points() == kept | {"new": 1}
 
 
+def kept(bench: Bench) -> set[str]:
+    return {name for name, points in bench.save_points().items() if points}
+
+
+def test_a_devices_pins_do_not_exempt_it_from_its_limit(big: Bench) -> None:
+    names = [f"program/@laptop/chat{number}" for number in range(5)]
+    for number, name in enumerate(names):
+        big.save(name, token_range(300, 20_000 + 1000 * number))
+        big.inventory.set_pinned(name, number != 4)
+    set_programs_quota(big, 1000, of=1500)
+    assert kept(big) == set(names[1:4]), "of equally old ones, those pinned stay"
+
+
+def test_devices_are_pruned_before_the_users_chats_even_if_pinned(big: Bench) -> None:
+    phone = "program/@phone/chat"
+    for number in range(3):
+        big.save(f"chat {number}", token_range(300, 1000 * number + 1))
+    big.clock.now += timedelta(days=7)  # although they were used last
+    for number in range(3):
+        big.save(f"{phone}{number}", token_range(300, 10_000 + 1000 * number))
+        big.inventory.set_pinned(f"{phone}{number}", True)
+    big.inventory.set_bounds(Bounds(big.overhead_bytes() + 4 * big.block_bytes() // 6 + 20_000, 0))
+    assert kept(big) == {"chat 0", "chat 1", "chat 2", f"{phone}2"}
+
+
 def test_devices_find_their_own_memory_only(bench: Bench) -> None:
     prompt = token_range(300, 1000)
     bench.save("program/@laptop/chat", prompt)

@@ -3,7 +3,8 @@
 The value of a save point is the prefill time it saves per byte on disk, halved for every week since its last use.
 Only blocks that no remaining save point uses count as freed. A conversation's older turns are deleted before its last
 turn. A program has many threads under one name: its last turns are those where a thread ends or several begin.
-Programs' save points are deleted before those of chats.
+Programs' save points are deleted before devices', and those before the user's own chats. A device's pins only protect
+save points from its other ones: else it could fill the store.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
+from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan, device_of
 
 HALF_LIFE_S = 7 * 86_400.0
 OLDER_TURN_SHARE = 0.1  # return rate to older turns, relative to the last one (a guess)
@@ -31,7 +32,8 @@ class Candidate(NamedTuple):
     prefill_ms: float
     created_at: float
     last_used_at: float
-    is_protected: bool  # pinned or in use: never removed
+    is_protected: bool  # in use: never removed
+    is_pinned: bool = False  # a device's are removed after its other ones, all others never
     message_id: str | None = None  # last message; with sliding windows, two save points share one
     continuation_count: int | None = None  # different continuations of a program's save point; None for chats
 
@@ -128,7 +130,7 @@ def _removal_order(candidates: Sequence[Candidate], needs: BlockNeeds, now: floa
             newest[point.conversation_id, point.fingerprint_id] = place
         if point.is_program and point.continuation_count != 1:
             thread_ends.add((point.conversation_id, point.message_id))
-    keyed: list[tuple[bool, float, bool, float, int]] = []
+    keyed: list[tuple[int, float, bool, float, int]] = []
     for place, point in enumerate(candidates):
         last = newest[point.conversation_id, point.fingerprint_id]
         if point.continuation_count is not None:
@@ -138,8 +140,10 @@ def _removal_order(candidates: Sequence[Candidate], needs: BlockNeeds, now: floa
         else:
             is_last = place == last or None is not point.message_id == candidates[last].message_id
             value = values[last] if is_last else min(values[last], OLDER_TURN_SHARE * values[place])
-        if not point.is_protected:
-            keyed.append((not point.is_program, value, is_last, point.created_at, place))
+        is_device = bool(device_of(point.conversation_id))
+        if not point.is_protected and (is_device or not point.is_pinned):
+            rank = 0 if point.is_program else 1 + point.is_pinned if is_device else 3
+            keyed.append((rank, value, is_last, point.created_at, place))
     return [place for *_, place in sorted(keyed)]
 
 

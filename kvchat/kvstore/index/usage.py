@@ -148,14 +148,14 @@ def _block_bytes_by_owner(
 
 def load_candidates(db: sqlite3.Connection, protected_id: int | None) -> tuple[list[Candidate], BlockNeeds]:
     rows = db.execute(
-        "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
+        "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, s.id IS ?, pinned, message_id,"
         " link_id, CASE WHEN name GLOB ? THEN node_id END"
         " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE link_id IS NOT NULL ORDER BY s.id",
         (protected_id, APPS_PATTERN),
     ).fetchall()
-    needs = _load_block_needs(db, [row[8] for row in rows])
-    counts = token_tree.count_continuations(db, [row[9] for row in rows if row[9] is not None])
-    return [Candidate(*row[:8])._replace(continuation_count=counts.get(row[9])) for row in rows], needs
+    needs = _load_block_needs(db, [row[9] for row in rows])
+    counts = token_tree.count_continuations(db, [row[10] for row in rows if row[10] is not None])
+    return [Candidate(*row[:9])._replace(continuation_count=counts.get(row[10])) for row in rows], needs
 
 
 def _load_block_needs(db: sqlite3.Connection, link_ids: Sequence[int]) -> BlockNeeds:
