@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvchat.system.pairing import CodeHolder
 
 _MAX_FOUND = 20  # any device in the network can announce names
+_ANNOUNCE_TIMEOUT_S = 10.0
 SERVICE_TYPE = "_kvchat._tcp.local."  # DNS-SD
 
 
@@ -55,6 +56,7 @@ class SharingService:
     _codes: CodeHolder | None = None
     _announcement: AsyncZeroconf | None = None
     _background: BackgroundTasks = field(default_factory=BackgroundTasks)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -109,6 +111,7 @@ class SharingService:
             ) from error
         assert self._devices is not None
         self._codes = self._codes or CodeHolder(fingerprint)
+        self._codes.certificate = fingerprint  # the file may have been replaced
         pairing = PairingApi(self._devices, self._codes, socket.gethostname(), _mac_address(), self._paired)
         self.port = await gateway.share(pairing, "0.0.0.0", self.settings().share_port, context)
         self._gateway = gateway
@@ -169,7 +172,8 @@ class SharingService:
     def _save_soon(self) -> None:
         async def save(devices: Devices) -> None:
             try:
-                await asyncio.to_thread(devices.write)
+                async with self._writing:  # in order: an earlier write must not bring back a removed device
+                    await asyncio.to_thread(devices.write)
             except OSError as error:
                 self.notify(_("The paired devices could not be saved"), f"{error}.")
 
@@ -183,6 +187,7 @@ class SharingService:
 
     async def _announce(self) -> None:
         """Announce this computer in the home network. Without a network, devices need its address."""
+        from zeroconf import Error as ZeroconfError
         from zeroconf import IPVersion, ServiceInfo
         from zeroconf.asyncio import AsyncZeroconf
 
@@ -191,9 +196,10 @@ class SharingService:
         info = ServiceInfo(
             SERVICE_TYPE, f"{name}.{SERVICE_TYPE}", self.port, addresses=addresses, server=f"{name}.local."
         )
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(OSError, TimeoutError, ZeroconfError):
             self._announcement = AsyncZeroconf(ip_version=IPVersion.V4Only)
-            await self._announcement.async_register_service(info, allow_name_change=True)
+            async with asyncio.timeout(_ANNOUNCE_TIMEOUT_S):  # another computer may claim every name
+                await self._announcement.async_register_service(info, allow_name_change=True)
 
 
 async def find_shared(seconds: float = 3.0) -> dict[str, str]:

@@ -107,7 +107,8 @@ async def list_devices(options: arguments.JsonOptions, runner: CommandRunner) ->
 
 async def remove_device(options: arguments.DeviceOptions, runner: CommandRunner) -> int:
     sharing = await _sharing(runner, must_be_open=False)
-    device = next((device for device in sharing.devices if options.name in (device.id, device.name)), None)
+    named = [device for device in sharing.devices if options.name in (device.id, device.name)]
+    device = named[0] if len(named) == 1 else None  # devices choose their names: two may have the same
     if device is None:
         advice = _("List the devices with `kvchat devices`.")
         raise KvchatError(_("There is no such device"), safe_prose(options.name), advice)

@@ -49,6 +49,8 @@ from kvchat.text.formatting import format_day
 from kvchat.text.language import _, join_sentences
 from kvchat.text.reasons import Reason, ReasonCode
 
+_MAX_SLOTS = 64  # of a paired computer, which may claim any number
+
 
 class ManagedEngine:
     """kvchat's own engine and its memory use. Use it on the event loop's thread only."""
@@ -261,6 +263,7 @@ class ExternalEngine:
         if self.paired_computer is not None:
             number, models = 0, await engine.models()
             engine = engine.with_model(models[0] if models else "")
+        numbers = range(min(max(1, facts.total_slots), _MAX_SLOTS)) if self.paired_computer else (number,)
         ready = ReadyEngine(
             engine.for_slot(number),
             generation,
@@ -271,7 +274,7 @@ class ExternalEngine:
             RestoreFinding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
             has_vision=facts.has_vision,
             has_tools=facts.has_tools,
-            slots=(number,) if self.paired_computer is None else tuple(range(max(1, facts.total_slots))),
+            slots=tuple(numbers),
             model_name=models[0] if models else display_name(Path(facts.model_path)) if facts.model_path else "",
             other_models=models[1:],
             keeps_memory=self.paired_computer is not None,

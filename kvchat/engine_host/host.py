@@ -151,7 +151,7 @@ class SwitchingEngineHost:
         if self.is_external:
             if self.is_ready() and not self.is_ready(needs_vision=True):
                 raise self.current.vision_error()
-        elif path := model or settings.model_path:
+        elif path := _own_model(model) or settings.model_path:
             await asyncio.to_thread(find_projector, Path(path), parse_arguments(settings.engine_arguments))
 
     async def start(self) -> None:
@@ -181,6 +181,8 @@ class SwitchingEngineHost:
     async def ready(self, model: str | None = None, *, needs_vision: bool = False, tokens: int = 0) -> ReadyEngine:
         """Return a ready engine as `EngineHost.ready` does. A loaded projector stays loaded until the engine stops."""
         await self._switch_connection()
+        if not self.is_external:
+            model = _own_model(model)
         needs_projector = needs_vision and not self.is_ready(needs_vision=True)
         if model is not None and not self.is_external and (needs_projector or self._running_model != model):
             if model != self._settings().model_path:
@@ -228,6 +230,7 @@ class SwitchingEngineHost:
     def runs_other_model(self, model: str | None) -> bool:
         if self.is_external:
             return self._ready is not None and model in self._ready.other_models
+        model = _own_model(model)
         return model is not None and self._running_model not in (None, model)
 
     @property
@@ -373,7 +376,7 @@ class SwitchingEngineHost:
         engine = self.inspected_engine
         if engine is not None and not self.runs_other_model(model):
             return engine.fingerprint, engine.limit
-        choice, settings = self.choice, self._settings()
+        choice, settings, model = self.choice, self._settings(), _own_model(model)
         if model is not None:
             settings = replace(settings, model_path=model)
         try:
@@ -450,6 +453,11 @@ class SwitchingEngineHost:
         if choice is None or tokens is None:
             return None
         return choice.larger_context(tokens, (await self.capacity()).memory, self.managed.limit)
+
+
+def _own_model(model: str | None) -> str | None:
+    """Return a chat's model, or None if it is the name of a paired computer's model, which is not a path."""
+    return model if model is not None and set(model) & set("/\\") else None
 
 
 def start_failure(error: KvchatError) -> EngineFailure:

@@ -78,9 +78,9 @@ class PairedComputerStore:
 
 def computer_address(text: str) -> str:
     """Complete an address that was typed in, such as `gpubox` or `192.168.1.5:8738`. Raises BadAddress."""
-    text = text.strip()
-    url = parse_address(text if "://" in text else f"https://{text}")
-    return url if httpx2.URL(url).port else f"{url}:{DEFAULT_PORT}"
+    url = httpx2.URL(parse_address(f"https://{text.strip().rpartition('://')[2]}"))  # never without TLS
+    host = f"[{url.host}]" if ":" in url.host else url.host
+    return f"https://{host}:{url.port or DEFAULT_PORT}"
 
 
 async def pair(address: str, code: str) -> PairedComputer:

@@ -105,7 +105,8 @@ class CodeHolder:
         """Check a device's proof and return our own. The code cannot be used again. Raises WrongCode."""
         key = self._sessions.pop(session, None)
         expected = prove(key or b"", "device", self.certificate, name)
-        if key is None or not hmac.compare_digest(expected.encode(), proof.encode("utf-8", "replace")):
+        has_expired = self.clock() >= self._expires_at
+        if key is None or has_expired or not hmac.compare_digest(expected.encode(), proof.encode("utf-8", "replace")):
             raise WrongCode
         self.hide_code()
         self._wrong_codes = 0

@@ -36,8 +36,11 @@ from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
 
 _READY = "ready"  # written last: marks the folder complete
 _MAX_MANIFEST = 16_000_000  # bytes
-# Settings for access to the API server and for the reach of tools.
-_ACCESS_SETTINGS = ("api_server", "api_host", "api_port", "api_origins", "tool_folders", "web_search_url")
+# Settings for access to this computer and for the reach of tools.
+_ACCESS_SETTINGS = (
+    *("api_server", "api_host", "api_port", "api_origins", "share_devices", "share_port"),
+    *("tool_folders", "web_search_url"),
+)
 FORMAT = "kvchat-backup"
 VERSION = 1
 MANIFEST = "manifest.json"

@@ -15,8 +15,14 @@ from kvchat.chat.record.messages import Message
 from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
 from kvchat.engine.api import transport
 from kvchat.engine.api.errors import EngineError
-from kvchat.engine.api.wire import ChatMessage
-from kvchat.engine_host.paired_computer import PairedComputer, PairedComputerStore, PairingFailed, pair
+from kvchat.engine.api.wire import MAX_MODELS, ChatMessage, parse_models
+from kvchat.engine_host.paired_computer import (
+    PairedComputer,
+    PairedComputerStore,
+    PairingFailed,
+    computer_address,
+    pair,
+)
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
@@ -203,3 +209,32 @@ async def test_a_box_that_never_ends_its_answer(
     async with await asyncio.start_server(trickle, "127.0.0.1", 0, ssl=context) as server:
         with pytest.raises(PairingFailed):
             await pair(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "123456")
+
+
+def test_names_of_models_are_bounded_and_no_paths() -> None:
+    names = [
+        "Qwen3 8B",
+        "gemma3:4b",
+        "/etc/x.gguf",
+        "\\\\host\\x.gguf",
+        "C:\\x.gguf",
+        "a\nb",
+        "x" * 1_000_000,
+        7,
+        "Qwen3 8B",
+    ]
+    assert parse_models({"data": [{"id": name} for name in names]}) == ("Qwen3 8B", "gemma3:4b")
+    assert len(parse_models({"data": [{"id": f"model {number}"} for number in range(10_000)]})) == MAX_MODELS
+
+
+@pytest.mark.parametrize(
+    ("typed", "address"),
+    [
+        ("gpubox", "https://gpubox:8738"),
+        (" 192.168.1.5:99 ", "https://192.168.1.5:99"),
+        ("http://gpubox:99/path", "https://gpubox:99"),
+        ("https://[fd00::1]", "https://[fd00::1]:8738"),
+    ],
+)
+def test_paired_computers_are_never_reached_without_tls(typed: str, address: str) -> None:
+    assert computer_address(typed) == address

@@ -7,6 +7,7 @@ import re
 import secrets
 import ssl
 import sys
+import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from kvchat.gateway.devices.device_list import MAX_DEVICES, Devices
 from kvchat.settings import Settings
 from kvchat.sharing_service import SharingService
 from kvchat.system.certificate import fingerprint, server_context, unverified_context
-from kvchat.system.pairing import LOCK_S, MAX_WRONG_CODES, CodeEnterer, PairingLocked, WrongCode
+from kvchat.system.pairing import LOCK_S, MAX_WRONG_CODES, CodeEnterer, CodeHolder, PairingLocked, WrongCode
 from kvchat.system.paths import resolve_paths
 from tests.devices.conftest import PROGRAM_KEY, address_of, client_of, paired, sharing_of
 from tests.engine.waiting import until
@@ -358,3 +359,34 @@ def test_fingerprint_is_of_the_first_certificate(tmp_path: Path) -> None:
     assert HEX.fullmatch(one)
     with pytest.raises(ValueError, match="PEM"):
         fingerprint("nothing")
+
+
+async def test_the_device_list_is_written_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow earlier write would bring back a device that was removed meanwhile."""
+    sharing = SharingService(
+        resolve_paths({"KVCHAT_HOME": str(tmp_path)}).ensure(), Settings, lambda title, detail: None
+    )
+    await sharing.load()
+    steps: list[str] = []
+
+    def slow_write(devices: Devices) -> None:
+        steps.append("begin")
+        time.sleep(0.05)
+        steps.append("end")
+
+    monkeypatch.setattr(Devices, "write", slow_write)
+    for _ in range(3):
+        sharing._save_soon()
+    await sharing.wait_until_saved()
+    assert steps == 3 * ["begin", "end"]
+
+
+def test_a_session_ends_with_its_code() -> None:
+    now = [0.0]
+    holder = CodeHolder("fingerprint", lambda: now[0])
+    enterer = CodeEnterer(holder.show_code(), "laptop", "fingerprint")
+    session, answer = holder.answer(enterer.message)
+    proof = enterer.prove(answer)
+    now[0] = 86_400.0
+    with pytest.raises(WrongCode):
+        holder.accept(session, "laptop", proof)

@@ -323,7 +323,7 @@ class Transport:
         if self._closing.is_set():
             title, detail = _("The engine is no longer running"), _("It was stopped or restarted.")
             raise EngineGone(title, detail, _(_GONE_ADVICE), self.lifetime)
-        url, is_secure = self._url, self._url.scheme == "https"
+        url, is_secure = self._url, self._tls is not None or self._url.scheme == "https"
         try:
             async with asyncio.timeout(min(self._response_s, silence_s)):
                 reader, writer = await asyncio.open_connection(

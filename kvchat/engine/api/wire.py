@@ -15,6 +15,7 @@ from typing import Any
 
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.system.files import parse_json
+from kvchat.text.safe_text import safe_name
 from kvchat.tools.tool import ToolCall
 
 Body = dict[str, Any]
@@ -319,10 +320,15 @@ def parse_count(body: Body, name: str) -> int:
     return max(0, _int(body, name))
 
 
+MAX_MODELS, MAX_MODEL_NAME = 200, 200  # names; characters of a name
+
+
 def parse_models(body: Body) -> tuple[str, ...]:
-    """Parse the response of /v1/models into the models' names."""
+    """Parse the response of /v1/models into the models' names, leaving out those that could be paths."""
     entries = body.get("data")
-    return tuple(_str(entry, "id") for entry in entries if isinstance(entry, dict)) if isinstance(entries, list) else ()
+    names = [_str(entry, "id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    safe = [name for name in names if name == safe_name(name, MAX_MODEL_NAME) and not set(name) & set("/\\")]
+    return tuple(dict.fromkeys(safe[:MAX_MODELS]))
 
 
 def parse_forecast(body: Body) -> MemoryForecast:
