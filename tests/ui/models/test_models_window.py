@@ -131,7 +131,7 @@ async def test_a_model_is_used_by_enter_and_folders_are_added_and_dropped(
     models.local.set_folders([str(tmp_path)])
     await until(lambda: not models.local.list.rows)
     assert runtime.settings.model_folders == (str(tmp_path),)
-    assert models.local.status.text() == f"{Path('/locked')} cannot be read."
+    await until(lambda: models.local.status.text() == f"{Path('/locked')} cannot be read.")
     assert models.local.empty_card.isVisible()
     menu = models.local.open_folders()
     stop = next(action for action in menu.actions() if action.text().startswith("Stop scanning"))
