@@ -35,7 +35,7 @@ from kvchat.gateway.dialects.request import (
 )
 from kvchat.gateway.records import FINISHED, RequestLog, RequestRecord, Stage
 from kvchat.gateway.rewriting import PromptRewriter, RuleLookup
-from kvchat.gateway.runner import Catalogue, RequestRunner
+from kvchat.gateway.runner import RETRY_AFTER_S, Catalogue, RequestRunner
 from kvchat.gateway.server import Listener, listen
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost
@@ -45,7 +45,6 @@ from kvchat.text.language import _
 
 MAX_ACTIVE = 64  # requests waiting or in progress
 MAX_TOTAL_BODY_BYTES = 400_000_000  # total of request bodies, including incomplete ones
-RETRY_AFTER_S = 5
 PUBLIC_PATHS = ("/health", "/v1/health", "/kvchat/pair", PAIR_PATH)  # need no key
 _RECEIPT_HEADERS = ("source", "found", "restore-ms", "miss", "cached", "prompt", "model")
 
@@ -123,9 +122,12 @@ class Gateway:
     async def close(self) -> None:
         """Stop accepting requests, abort answers in progress, and wait for saves to finish."""
         self._checks = None
+        listeners = [*filter(None, (self._listener, self._shared))]
         with self.runner.stopped():
+            for listener in listeners:
+                listener.stop_accepting()
             await self.runner.background.wait_until_idle()
-            for listener in filter(None, (self._listener, self._shared)):
+            for listener in listeners:
                 await listener.close()  # if cancelled, the next call waits again
             self._listener = self._shared = None
 
@@ -206,8 +208,7 @@ class Gateway:
         async with self._body(scope, receive) as raw:
             runner.crashes.check(program)
             request = await parse_checked(_dialect_of(scope["path"]), raw)
-            if runner.stops:
-                raise RequestRefused(503, "The engine is stopping.", "unavailable_error", RETRY_AFTER_S)
+            runner.check_running()
             record = self.log.add(program, scope["path"])
             record.has_own_key, record.chat = scope["has_own_key"], chat
             record.should_save = wants_saving(Request(scope).headers)

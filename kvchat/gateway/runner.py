@@ -84,6 +84,7 @@ class Catalogue:
         return {"object": "list", "data": data, "has_more": False} | ends
 
 
+RETRY_AFTER_S = 5
 MAX_HEADS = 20  # remembered prompt beginnings
 MIN_SAVED = 64  # tokens; processing a shorter state again is faster than a lookup
 
@@ -109,6 +110,7 @@ class RequestRunner:
         self._pending: list[PendingRequest] = []
         self._heads: deque[tuple[str, Tokens, bool]] = deque(maxlen=MAX_HEADS)
         self.background = BackgroundTasks()
+        self.preparations: set[asyncio.Task[None]] = set()  # those that wait for a slot
         self.stops = 0  # stops in progress block new requests
         self.stopped_programs: set[str] = set()  # removed devices, whose ids are never used again
 
@@ -125,10 +127,17 @@ class RequestRunner:
         self.background.start(self._run(pending))
         return pending
 
+    def check_running(self) -> None:
+        """Raise RequestRefused while new requests are blocked."""
+        if self.stops:
+            raise RequestRefused(503, "The engine is stopping.", "unavailable_error", RETRY_AFTER_S)
+
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """Context manager that aborts all answers and blocks new requests. Saves in progress continue."""
         self.stops += 1
+        for preparation in tuple(self.preparations):
+            preparation.cancel()
         for pending in tuple(self._pending):
             pending.stop()
             self.log.set_stage(pending.record, Stage.FAILED)

@@ -164,9 +164,13 @@ class Listener:
     def connection_count(self) -> int:
         return len(self._state.connections)
 
+    def stop_accepting(self) -> None:
+        """Accept no more connections; those that are open stay."""
+        self._server.close()
+
     async def close(self) -> None:
         """Stop listening, wait for answers, then abort those left. Can be called again if cancelled."""
-        self._server.close()
+        self.stop_accepting()
         for handshake in tuple(self._handshakes):
             handshake.abort()
         for connection in tuple(self._state.connections):

@@ -22,7 +22,7 @@ from kvchat.gateway.checks import chat_named_in, parse_checked, read_body
 from kvchat.gateway.devices.device_list import MAX_DEVICES, Device, Devices
 from kvchat.gateway.dialects.request import Dialect, ParsedRequest, RequestRefused
 from kvchat.gateway.pending_request import shared_tokens
-from kvchat.gateway.runner import RequestRunner
+from kvchat.gateway.runner import RETRY_AFTER_S, RequestRunner
 from kvchat.kvstore.savepoint import Tokens, program_chat_of, program_of, program_owner
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import EngineHost
@@ -96,6 +96,7 @@ class DeviceApi:
     runner: RequestRunner
     read_body: Callable[[Scope, Receive], AbstractAsyncContextManager[bytes]]
     _preparing: Counter[str] = field(default_factory=Counter)  # by program
+    _loading: set[str] = field(default_factory=set)  # programs
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
@@ -160,12 +161,26 @@ class DeviceApi:
             raise RequestRefused(503, str(error), "unavailable_error") from error
 
     async def _load_model(self, request: Request) -> Response:
-        """Load a model as soon as no reply is being generated."""
+        """Load a model as soon as no reply is being generated. A program has one loaded at a time."""
+        program = request.scope["program"]
+        if program in self._loading:
+            raise RequestRefused(429, "A model is being loaded.", "rate_limit_error", RETRY_AFTER_S)
+        self._loading.add(program)
+        try:
+            return await self._load_named(request)
+        finally:
+            self._loading.discard(program)
+
+    async def _load_named(self, request: Request) -> Response:
         model = await self.runner.find_model(str((await _json_body(request)).get("model", "")))
         path = model.path if model else None
         try:
             if not self.host.is_ready(path):
                 async with self.slots.exclusive():
+                    request.scope["check_key"]()  # it may have waited for long
+                    self.runner.check_running()
+                    if await request.is_disconnected():
+                        raise RequestRefused(503, "The client disconnected.", "unavailable_error")
                     await self.host.ready(path)
         except KvchatError as error:
             raise RequestRefused(503, str(error), "unavailable_error") from error
@@ -199,13 +214,14 @@ class DeviceApi:
         path = model.path if model else None
         if not self.host.is_ready(path):  # only sending a message loads another model
             raise RequestRefused(503, "The model is not loaded.", "unavailable_error")
+        self.runner.check_running()
         return owner, parsed, path
 
     @contextlib.contextmanager
     def _counting(self, request: Request) -> Iterator[None]:
         program = request.scope["program"]
         if self._preparing[program] >= MAX_PREPARING:
-            raise RequestRefused(429, "Too many requests are being prepared.", "rate_limit_error", 5)
+            raise RequestRefused(429, "Too many requests are being prepared.", "rate_limit_error", RETRY_AFTER_S)
         self._preparing[program] += 1
         try:
             yield
@@ -224,13 +240,18 @@ class DeviceApi:
         is_connected, stopped = True, self.runner.stopped_programs
 
         def has_client() -> bool:
-            return is_connected and request.scope["program"] not in stopped
+            return is_connected and not self.runner.stops and request.scope["program"] not in stopped
 
         waiting: asyncio.Task[None] | None = None  # until it gets a slot
 
-        async def work(slot: Slot, may_continue: Callable[[], bool]) -> None:
+        def stop_waiting() -> None:
             nonlocal waiting
+            if waiting is not None:
+                self.runner.preparations.discard(waiting)
             waiting = None
+
+        async def work(slot: Slot, may_continue: Callable[[], bool]) -> None:
+            stop_waiting()
             if not (has_client() and self.host.is_ready(path)):
                 return
             lease = await Exchange(self.slots, slot, self.host, owner).lease_slot(PromptRequest((), model=path))
@@ -264,10 +285,14 @@ class DeviceApi:
             nonlocal waiting
             with counted:
                 waiting = asyncio.current_task()
-                with contextlib.suppress(KvchatError):  # the next request meets it again and reports it
-                    await self.slots.run_background(Priority.PREPARE, owner, work, concurrent=not reads)
-                waiting = None
-                lines.put_nowait(None)
+                assert waiting is not None
+                self.runner.preparations.add(waiting)
+                try:
+                    with contextlib.suppress(KvchatError):  # the next request meets it again and reports it
+                        await self.slots.run_background(Priority.PREPARE, owner, work, concurrent=not reads)
+                finally:
+                    stop_waiting()
+                    lines.put_nowait(None)
                 await self.runner.absorb()
 
         self.runner.background.start(run())
