@@ -17,7 +17,7 @@ from kvchat.gateway.dialects.request import Dialect, refusal
 from kvchat.gateway.pending_request import MustRestart, PendingRequest, shared_tokens
 from kvchat.gateway.records import RequestRecord, Stage, headers_of, is_lost
 from kvchat.gateway.rewriting import PromptRewriter
-from kvchat.kvstore.savepoint import SHARED_AUDIENCE, Tokens, common_prefix
+from kvchat.kvstore.savepoint import SHARED_AUDIENCE, Tokens, common_prefix, device_of, program_of
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.prefill import TARGET_STEP_MS, is_worth_saving, prefill_ahead, tail_size
 from kvchat.session.proof import LoadedState, Source
@@ -113,9 +113,10 @@ class Forwarder:
         """Map each prefix to save for other conversations to its audience (None: the default).
 
         A state that can be cut already serves the program's own conversations. A prefix sent by two programs, each
-        with its own key, is shared with all programs (`kvchat.kvstore.savepoint`).
+        with its own key, is shared with all programs but devices (`kvchat.kvstore.savepoint`).
         """
-        lease, ids, has_own_key = self.lease, self.pending.prompt.ids, self.pending.record.has_own_key
+        lease, ids = self.lease, self.pending.prompt.ids
+        has_own_key = self.pending.record.has_own_key and not device_of(lease.owner)
         few = len(ids) - loaded.expected_cached < MIN_HEAD
         if not lease.saving_enabled or few or (lease.engine.can_cut and not has_own_key):
             return {}
@@ -124,7 +125,9 @@ class Forwarder:
             return {}
         senders = {owner: has_key for owner, sent, has_key in self.recent_heads if sent == head}
         self.recent_heads.append((lease.owner, head, has_own_key))
-        if has_own_key and any(has_key for owner, has_key in senders.items() if owner != lease.owner):
+        if has_own_key and any(
+            has_key and program_of(owner) != program_of(lease.owner) for owner, has_key in senders.items()
+        ):
             return {head: SHARED_AUDIENCE}
         return {head: None} if is_worth_saving(lease, head) else {}
 

@@ -7,7 +7,8 @@ tree, so that a lookup cannot find another audience's save points. Engine slots 
 A program's system prompt becomes available to all programs once two programs have sent all of it in this run of
 kvchat, each with its own key. User-Agent names do not count, as any client can send them, nor do the user's chats. So
 a program learns nothing from its own requests. Only somebody with two programs' keys can learn that a third program
-sent exactly the same system prompt.
+sent exactly the same system prompt. Devices are other people's: each reuses only its own save points, not even
+prepared documents.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ APPS_PATTERN = f"{PROGRAM_PREFIX}[^@]*"  # GLOB pattern of the owners that are n
 DEVICE_PREFIX = "@"  # name prefix of programs that are paired devices; no other program's name has it
 _PREPARED_PREFIX = "prepared:"  # owner prefix of prepared documents
 CHATS_AUDIENCE = "chats"  # the user's own chats, in the app and on the command line
-SHARED_AUDIENCE = "shared"  # prepared documents, which every owner may reuse
+SHARED_AUDIENCE = "shared"  # prepared documents, which every owner but devices may reuse
 NO_AUDIENCE = "nobody"  # for a slot that several requests may have used or a restore is filling
 IMPORTED_PREFIX = "imported/"  # audience prefix of imported chat memory
 
@@ -77,11 +78,15 @@ def is_imported(audience: str | None) -> bool:
 
 def readable_audiences(owner: str) -> tuple[str, ...]:
     own = audience_of(owner)
+    if device_of(owner):
+        return (own,)
     return (own, SHARED_AUDIENCE, *([imported_audience(owner)] if own == CHATS_AUDIENCE else ()))
 
 
 def shareable_audiences(audience: str) -> tuple[str, ...]:
     """Return the audiences with which a save point of this audience may share blocks."""
+    if device_of(audience):
+        return (audience,)
     return (audience, SHARED_AUDIENCE, *([CHATS_AUDIENCE] if is_imported(audience) else ()))
 
 

@@ -28,7 +28,7 @@ from kvchat.system.paths import resolve_paths
 from tests.devices.conftest import PROGRAM_KEY, address_of, client_of, paired, sharing_of
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
-from tests.gateway.servers import RunningGateway, chat_body, running_gateway
+from tests.gateway.servers import WORDS, RunningGateway, chat_body, running_gateway
 from tests.gateway.test_attacks import CROWD
 
 HEX = re.compile("[0-9a-f]+")
@@ -276,6 +276,32 @@ async def test_nothing_is_prepared_for_a_removed_device(box: RunningGateway, fak
         assert await preparing.aread() == b""
         assert (await client.get("/v1/models")).status_code == 401
     await box.settled()
+
+
+async def test_devices_and_programs_share_no_system_prompt(box: RunningGateway) -> None:
+    """Not even the chats of one device, all with its own key, make it available to others."""
+    system = {"role": "system", "content": WORDS}
+
+    async def found(client: httpx2.AsyncClient, chat: str, text: str, **more: str) -> int:
+        body = chat_body(text)
+        body["messages"].insert(0, system)
+        answer = await client.post("/v1/chat/completions", json=body, headers={"x-kvchat-chat": chat, **more})
+        await box.settled()
+        return int(answer.headers["x-kvchat-found"])
+
+    few = len(WORDS) // 2
+    async with client_of(await paired(box)) as laptop, client_of(await paired(box)) as phone:
+        assert await found(laptop, "a", "Mine") < few
+        assert await found(laptop, "b", "Another") > few, "it may use its own"
+        assert await found(phone, "a", "Mine") < few
+        program = {"authorization": f"Bearer {PROGRAM_KEY}"}
+        assert await found(box.client, "", "Mine", **program) < few
+        assert await found(box.client, "", "Another", **program) > few
+        third = await paired(box)
+        async with client_of(third) as tablet:
+            assert await found(tablet, "c", "Mine") < few
+            chats = (await tablet.get("/kvchat/chats")).json()["chats"]
+            assert all(chat["own_bytes"] == chat["bytes"] for chat in chats), "others' blocks are not visible"
 
 
 async def test_odd_chat_names_are_refused(box: RunningGateway, fake_engine: FakeEngine) -> None:

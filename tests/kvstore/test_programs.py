@@ -87,6 +87,13 @@ def test_devices_find_their_own_memory_only(bench: Bench) -> None:
         assert isinstance(bench.find((*prompt, 7), conversation=owner), RestoreMiss), owner
 
 
+def test_devices_do_not_find_prepared_documents(bench: Bench) -> None:
+    bench.save(DOCUMENTS, token_range(300))
+    assert [reused_tokens(bench, owner) for owner in (AGENT, "program/@laptop/chat", "program/@laptop")] == [300, 0, 0]
+    bench.save("program/@laptop/chat", token_range(310))
+    assert reused_tokens(bench, "program/@laptop/other") == 310
+
+
 def test_rows_shared_with_a_chat_do_not_count_for_programs(big: Bench) -> None:
     for name in ("chat", AGENT):
         big.save(name, token_range(600))

@@ -367,10 +367,9 @@ class LlamaServerClient:
         """Set whether another kvchat keeps a chat's memory: "always", "never" or "automatic"."""
         await self._http.request_json("PUT", f"/kvchat/chats/{chat_name(owner)}", {"keep": keep})
 
-    async def forget_chat(self, owner: str) -> int:
-        """Have another kvchat delete a chat's memory; return the bytes freed."""
-        path = f"/kvchat/chats/{chat_name(owner)}"
-        return wire.parse_count(await self._http.request_json("DELETE", path), "freed_bytes")
+    async def forget_chat(self, owner: str) -> None:
+        """Have another kvchat delete a chat's memory."""
+        await self._http.request_json("DELETE", f"/kvchat/chats/{chat_name(owner)}")
 
     async def prefill(
         self, tokens: Sequence[int], progress: Callable[[PromptProgress], None] = lambda progress: None

@@ -95,7 +95,7 @@ class ChatMemory:
 
     chat: str
     bytes: int
-    own_bytes: int  # freed by deleting it
+    own_bytes: int  # at most these are freed by deleting it
     save_points: int
     tokens: int  # of its longest save point
     source: str  # where it would be loaded from: value of session.proof.Source

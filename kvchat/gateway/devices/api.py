@@ -110,7 +110,7 @@ class DeviceApi:
         )
 
     async def _list_chats(self, request: Request) -> Response:
-        """List the memory of the client's chats."""
+        """List the memory of the client's chats. Sizes do not depend on other owners, who may use the same blocks."""
         program, inventory = request.scope["program"], self.slots.store.inventory
         usage = await _store(inventory.usage)
         chats = [entry for entry in usage.conversations if program_of(entry.conversation_id) == program]
@@ -125,13 +125,15 @@ class DeviceApi:
 
         return JSONResponse(
             {
-                "bytes": sum(entry.exclusive_bytes for entry in chats),
+                "bytes": next(
+                    (whole.bytes for whole in usage.devices if program_of(whole.conversation_id) == program), 0
+                ),
                 "limit_bytes": usage.programs_quota_bytes,
                 "chats": [
                     {
                         "chat": program_chat_of(entry.conversation_id),
                         "bytes": entry.bytes,
-                        "own_bytes": entry.exclusive_bytes,
+                        "own_bytes": entry.bytes,
                         "save_points": entry.save_points,
                         "tokens": entry.tokens,
                         "source": source(entry.conversation_id),
@@ -156,7 +158,8 @@ class DeviceApi:
         owner = _owner(request, request.path_params["chat"])
         await self.slots.wait_until_released([owner])
         try:
-            return JSONResponse({"freed_bytes": await self.slots.discard(owner)})
+            await self.slots.discard(owner)
+            return JSONResponse({})
         except KvchatError as error:
             raise RequestRefused(503, str(error), "unavailable_error") from error
 
