@@ -156,6 +156,11 @@ def with_server_memory(usage: StoreUsage, memory: Sequence[ChatMemory]) -> Store
 
 
 class StoreService:
+    """The store of this computer and, if it keeps the chats' memory, of the paired one: changes are made here first.
+
+    Methods raise EngineGone if that one is away, after the change here.
+    """
+
     def __init__(
         self,
         paths: Paths,
@@ -193,13 +198,18 @@ class StoreService:
         """Delete the memory of a conversation, of a device with all its chats or, given None, of all."""
         if conversation_id is not None and (device := device_of(conversation_id)):
             return await asyncio.to_thread(self.store.inventory.delete_program, device)
-        if (server := await self._memory_server()) is not None:
-            chats = [entry.chat for entry in await server.chat_memory()]
-            for chat in chats if conversation_id is None else [conversation_id]:
-                await server.forget_chat(chat)
+        inventory = self.store.inventory
         if conversation_id is None:
-            return await asyncio.to_thread(self.store.inventory.delete_all)
-        return await asyncio.to_thread(self.store.inventory.delete_conversation, conversation_id)
+            freed = await asyncio.to_thread(inventory.delete_all)
+        else:
+            freed = await asyncio.to_thread(inventory.delete_conversation, conversation_id)
+        if (server := await self._memory_server()) is not None:
+            chats = (
+                [entry.chat for entry in await server.chat_memory()] if conversation_id is None else [conversation_id]
+            )
+            for chat in chats:
+                await server.forget_chat(chat)
+        return freed
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
         """Plan how to prune the store to `target_bytes`, with estimated reprocessing times. Deletes nothing."""
@@ -211,14 +221,14 @@ class StoreService:
         return await asyncio.to_thread(self.store.inventory.prune, plan)
 
     async def set_pinned(self, conversation_id: str, pinned: bool) -> None:
+        await asyncio.to_thread(self.store.inventory.set_pinned, conversation_id, pinned)
         if (server := await self._memory_server()) is not None:
             await server.keep_chat(conversation_id, "always" if pinned else "automatic")
-        await asyncio.to_thread(self.store.inventory.set_pinned, conversation_id, pinned)
 
     async def set_never_save(self, conversation_id: str, never: bool) -> None:
+        await asyncio.to_thread(self.store.inventory.set_never_save, conversation_id, never)
         if (server := await self._memory_server()) is not None:
             await server.keep_chat(conversation_id, "never" if never else "automatic")
-        await asyncio.to_thread(self.store.inventory.set_never_save, conversation_id, never)
 
     async def apply_limits(self, settings: Settings) -> None:
         if self.problem is None:

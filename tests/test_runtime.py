@@ -13,7 +13,7 @@ import pytest_asyncio
 from kvchat.chat.events import SettingsChanged
 from kvchat.chat.record.database import Database
 from kvchat.engine.api.connection import EngineState
-from kvchat.engine.api.errors import EngineFailed
+from kvchat.engine.api.errors import EngineFailed, EngineGone
 from kvchat.kvstore import savepoint
 from kvchat.kvstore.inventory import Inventory
 from kvchat.runtime import Runtime, open_runtime
@@ -103,6 +103,25 @@ async def test_maximum_age_deletes_older_memory(runtime):
     await runtime.apply_settings(replace(runtime.settings, max_age_days=2))
     left = (await runtime.save_points.usage()).conversations
     assert {chat.conversation_id for chat in left if chat.save_points} == {"b"}
+
+
+async def test_changes_are_made_here_even_if_the_paired_computer_is_away(runtime, monkeypatch):
+    async def memory_server():
+        raise EngineGone("The other computer is not available", "", "")
+
+    monkeypatch.setattr(runtime.save_points, "_memory_server", memory_server)
+    for change in (
+        runtime.save_points.set_pinned("b", True),
+        runtime.save_points.set_never_save("b", True),
+        runtime.save_points.delete("a"),
+    ):
+        with pytest.raises(EngineGone):
+            await change
+    (left,) = (await runtime.save_points.usage()).conversations
+    assert (left.conversation_id, left.never_save) == ("b", True)
+    with pytest.raises(EngineGone):
+        await runtime.save_points.delete(None)
+    assert not any(chat.save_points for chat in (await runtime.save_points.usage()).conversations)
 
 
 async def test_diagnostics_describe_the_engine_without_private_data(tmp_path, fake_engine):

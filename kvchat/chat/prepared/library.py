@@ -180,8 +180,9 @@ class Library:
         self._turn_context.publish(LibraryChanged())
         if self._turn_context.store.problem is None:
             await asyncio.to_thread(self._turn_context.store.inventory.set_pinned, prepared.owner, False)
-        if (server := await self._turn_context.host.memory_server()) is not None:
-            await server.keep_chat(prepared.owner, "automatic")
+        with contextlib.suppress(EngineError):  # `purge` also meets it, reports it and retries
+            if (server := await self._turn_context.host.memory_server()) is not None:
+                await server.keep_chat(prepared.owner, "automatic")
         await self._purge({prepared.owner: {prepared.owner}})
 
     async def new_chat(self, prepared: PreparedSet) -> NewChat:
