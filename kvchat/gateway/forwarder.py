@@ -117,8 +117,9 @@ class Forwarder:
         """
         lease, ids = self.lease, self.pending.prompt.ids
         has_own_key = self.pending.record.has_own_key and not device_of(lease.owner)
+        may_save = lease.saving_enabled and self.pending.record.should_save
         few = len(ids) - loaded.expected_cached < MIN_HEAD
-        if not lease.saving_enabled or few or (lease.engine.can_cut and not has_own_key):
+        if not may_save or few or (lease.engine.can_cut and not has_own_key):
             return {}
         head = await shared_tokens(lease.engine, self.pending.request.new_conversation)
         if not max(loaded.expected_cached, MIN_HEAD) < len(head) < len(ids) or ids[: len(head)] != head:
@@ -175,7 +176,8 @@ class Forwarder:
         if contents := slot.contents:  # a hollow restore needs more tokens processed
             record.processed_tokens = max(record.processed_tokens, read + contents.prefilled_ahead.tokens - ahead)
         if not is_done:
-            await self.lease.save_processed()
+            if record.should_save:
+                await self.lease.save_processed()
             raise MustRestart
         return True
 

@@ -210,6 +210,7 @@ class RequestRunner:
             if pending.request.needs_several_slots:
                 await stack.enter_async_context(self.slots.exclusive(slot))
             exchange = Exchange(self.slots, slot, self.host, record.owner)
+            exchange.saves = record.should_save
             forwarder = Forwarder(
                 pending, request, exchange, self.log.set_stage, self.rewriter, self.crashes, self._heads
             )

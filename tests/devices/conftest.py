@@ -16,7 +16,8 @@ from tests.engine_fixtures import FakeEngine
 from tests.gateway.servers import RunningGateway, running_gateway
 from tests.library.gguf_files import LLAMA, write_gguf
 
-PROGRAM_KEY = "the-editors-own"  # of a program on the box
+PROGRAM_KEY = "the-editors-own"
+PROGRAM_KEYS = {"editor": PROGRAM_KEY, "notes": "the-notes-own"}  # of programs on the box
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
 
 @pytest.fixture
 async def box(tmp_path: Path, settings: Settings) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(tmp_path / "box", settings, {"editor": PROGRAM_KEY}) as gateway:
+    async with running_gateway(tmp_path / "box", settings, PROGRAM_KEYS) as gateway:
         yield gateway
 
 

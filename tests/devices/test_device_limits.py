@@ -2,17 +2,19 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
 from kvchat.gateway.runner import Model
 from kvchat.settings import Settings
-from tests.devices.conftest import PROGRAM_KEY, client_of, paired, sharing_of
+from tests.devices.conftest import PROGRAM_KEY, PROGRAM_KEYS, client_of, paired, sharing_of
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
-from tests.gateway.servers import RunningGateway, chat_body
+from tests.gateway.servers import WORDS, RunningGateway, chat_body
 from tests.library.gguf_files import LLAMA, write_gguf
+from tests.store_contents import StoreContents
 
 OURS = {"authorization": f"Bearer {PROGRAM_KEY}"}
 
@@ -53,3 +55,28 @@ async def test_waiting_change_of_the_model_ends_with_its_device(
                 await until(lambda: listener.connection_count == 1)
         await until(lambda: not slots._engine_changes)
     assert not fake_engine.launches()
+
+
+def question(text: str, *more: str) -> dict[str, Any]:
+    body = chat_body(text, *more)
+    return body | {"messages": [{"role": "system", "content": WORDS}, *body["messages"]]}
+
+
+async def test_nothing_is_saved_for_requests_that_forbid_it(
+    box: RunningGateway, fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    fake_engine.set(FAKE_EXACT_ONLY=1)  # so that system prompts are saved, too
+    never, device = {"x-kvchat-save": "never"}, await paired(box)
+    async with client_of(device) as client:
+        for key in PROGRAM_KEYS.values():
+            headers = {"authorization": f"Bearer {key}"} | never
+            answer = await box.client.post("/v1/chat/completions", json=question("Mine"), headers=headers)
+            assert answer.status_code == 200
+        for text, headers in (("Mine", never), (WORDS, {})):
+            await box.settled()
+            assert not StoreContents(tmp_path / "box").save_points()
+            body = question(text, WORDS)
+            answer = await client.post("/kvchat/prepare?read=1", json=body, headers=headers)
+            assert answer.text.splitlines()
+    await box.settled()
+    assert StoreContents(tmp_path / "box").save_points()

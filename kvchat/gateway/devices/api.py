@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope
 
 from kvchat.errors import KvchatError
-from kvchat.gateway.checks import chat_named_in, parse_checked, read_body
+from kvchat.gateway.checks import chat_named_in, parse_checked, read_body, wants_saving
 from kvchat.gateway.devices.device_list import MAX_DEVICES, Device, Devices
 from kvchat.gateway.dialects.request import Dialect, ParsedRequest, RequestRefused
 from kvchat.gateway.pending_request import shared_tokens
@@ -238,7 +238,7 @@ class DeviceApi:
         tokens ready so far and in total, one JSON object per line. The client ends the work by disconnecting.
         """
         owner, parsed, path = await self._next_request(request)
-        reads = request.query_params.get("read") == "1"
+        reads, should_save = request.query_params.get("read") == "1", wants_saving(request.headers)
         lines = asyncio.Queue[dict[str, int] | None]()
         is_connected, stopped = True, self.runner.stopped_programs
 
@@ -268,7 +268,8 @@ class DeviceApi:
                 return
 
             async def save(stop: Tokens) -> None:
-                if not parsed.has_draft and lease.saving_enabled and not await lease.is_saved(stop):
+                may_save = should_save and not parsed.has_draft and lease.saving_enabled
+                if may_save and not await lease.is_saved(stop):
                     await lease.settle(stop)
                     await lease.save(stop, notify=False)
 
