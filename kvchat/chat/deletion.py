@@ -8,7 +8,8 @@ or until kvchat quits).
 at most `_max_interval_s`. An entry expires only when both the clock and this sum exceed the retention time.
 
 **Permanent deletion** also deletes the save points whose last message is in the entry, its words in the search index
-(SQLite and FTS5 overwrite them) and titles made from it. An interrupted deletion is completed at the next start.
+(SQLite and FTS5 overwrite them) and titles made from it. An interrupted deletion is completed at the next start. A
+paired computer is told to forget the chat; while it is away or not in use, the deletion stays in the table `deleted`.
 """
 
 import asyncio
@@ -20,13 +21,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvchat.chat.events import ConversationsChanged, Notice
+from kvchat.chat.events import ConversationsChanged, EngineChanged, Event, Notice
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import as_datetime, as_text
 from kvchat.chat.record.recovery import scrub_backups
 from kvchat.chat.search import ChatSearch, leading_excerpt
 from kvchat.chat.turn_context import TurnContext
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import StoreRefused, program_of
 from kvchat.kvstore.store import BlockStore
@@ -69,8 +72,10 @@ class RecentlyDeleted:
         self._timer: asyncio.TimerHandle | None = None
         self._next_purge_at = 0.0  # loop time; timers of Qt's loop do not report theirs
         self._deleted_here: set[str] = set()  # in this run; deleted at exit if no retention is set
-        self._overwriting = False
+        self._overwriting = asyncio.Lock()
         self._pending_ids: set[str] = set()  # ids whose text is to be overwritten
+        self._awaits_computer = False  # the paired computer, which is not in use, does not know of all deletions
+        turn_context.events.subscribe(self._event_published)
         self._retry_timer: asyncio.TimerHandle | None = None
         self._reported = False
 
@@ -144,24 +149,23 @@ class RecentlyDeleted:
                 for chat, ids in deleted.items()
             ]
             await asyncio.gather(*discarding)  # may wait for another process: keep slots free meanwhile
-            # Another kvchat does not know our messages. If it is away, this is repeated later.
-            if (server := await turn_context.host.memory_server()) is not None:
-                for chat in deleted:
-                    await server.forget_chat(chat)
-            self._pending_ids = self._pending_ids.union(*deleted.values())
-            if self._overwriting:
-                return  # the running call repeats
-            self._overwriting = True
-            try:
-                while self._pending_ids:
-                    ids, self._pending_ids = self._pending_ids, set()
+            own_ids = set[str]().union(*deleted.values())
+            self._pending_ids |= own_ids
+            async with self._overwriting:
+                if own_ids & self._pending_ids:  # else another call has overwritten them
+                    ids = set(self._pending_ids)
                     await self._finder.purge_deleted()
                     await turn_context.run(Database.checkpoint)
                     await asyncio.to_thread(scrub_backups, turn_context.database.file, ids)
-                    statement = "DELETE FROM deleted WHERE id = ?"
-                    await turn_context.run(Database.write, statement, *((id,) for id in ids))
-            finally:
-                self._overwriting = False
+                    self._pending_ids -= ids
+            # Another kvchat does not know our messages. Until it has forgotten the chats, this is repeated.
+            if (server := await turn_context.host.memory_server()) is not None:
+                for chat in deleted:
+                    await server.forget_chat(chat)
+            elif await turn_context.host.has_pairing():
+                self._awaits_computer = True
+                return
+            await turn_context.run(Database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in own_ids))
 
     @contextlib.contextmanager
     def _retry_on_error(self) -> Iterator[None]:
@@ -183,6 +187,17 @@ class RecentlyDeleted:
         with self._retry_on_error():
             if deleted := await self._turn_context.run(_deleted_ids):
                 await self.purge(deleted)
+
+    def _event_published(self, event: Event) -> None:
+        if self._awaits_computer and isinstance(event, EngineChanged) and event.status.state is EngineState.READY:
+            self._turn_context.background.start(self._inform_computer())
+
+    async def _inform_computer(self) -> None:
+        """Complete deletions on the paired computer if it is the one now in use."""
+        with contextlib.suppress(EngineError):
+            if self._awaits_computer and await self._turn_context.host.memory_server() is not None:
+                self._awaits_computer = False
+                await self._resume()
 
     def start(self) -> None:
         """Complete the deletions an earlier run left unfinished, and delete expired entries."""

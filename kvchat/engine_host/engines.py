@@ -202,7 +202,7 @@ class ExternalEngine:
     ) -> None:
         self.connection = ExternalServer(generations)
         self.server_facts: ServerFacts | None = None
-        self._computers = computers
+        self.computers = computers
         self.paired_computer: PairedComputer | None = None  # the paired computer that the connection is to
         self._slot_path, self._key = slot_path, key  # the path stands in for an unknown slot folder, and stays empty
         self._process: RunningServer | None = None
@@ -245,7 +245,7 @@ class ExternalEngine:
             return None
         if self.paired_computer is not None and self.paired_computer.url == settings.engine_url:
             return self.paired_computer
-        computer = await asyncio.to_thread(self._computers.load)
+        computer = await asyncio.to_thread(self.computers.load)
         return computer if computer is not None and computer.url == settings.engine_url else None
 
     async def inspect(self) -> tuple[ReadyEngine, FindingKey | None]:

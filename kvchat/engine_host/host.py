@@ -133,6 +133,9 @@ class SwitchingEngineHost:
             raise EngineGone(_("The other computer is not available"), "", _("kvchat will try again."))
         return engine.engine
 
+    async def has_pairing(self) -> bool:
+        return await asyncio.to_thread(self.external.computers.has_pairing)
+
     async def wake_server(self) -> None:
         """Wake the paired computer if its hardware address is known. Raises KvchatError."""
         computer = self.external.paired_computer

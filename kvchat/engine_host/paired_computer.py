@@ -60,6 +60,10 @@ class PairedComputerStore:
 
     def __init__(self, paths: Paths) -> None:
         self._store = SecretStore("paired computer", paths.config / "paired-computer")
+        self._marker = paths.config / "is-paired"  # known without asking the user to unlock a keyring
+
+    def has_pairing(self) -> bool:
+        return self._marker.exists()
 
     def load(self) -> PairedComputer | None:
         stored = self._store.load()
@@ -70,10 +74,13 @@ class PairedComputerStore:
 
     def save(self, computer: PairedComputer) -> None:
         """Store the computer, replacing the previous one. Raises OSError."""
+        self._marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._marker.touch()
         self._store.save(json.dumps(asdict(computer)))
 
     def forget(self) -> None:
         self._store.forget()
+        self._marker.unlink(missing_ok=True)
 
 
 def computer_address(text: str) -> str:

@@ -90,6 +90,10 @@ class EngineHost(Protocol):
         """
         ...
 
+    async def has_pairing(self) -> bool:
+        """True if another kvchat may keep memory of the chats, even if it is not in use."""
+        ...
+
     def is_ready(self, model: str | None = None, *, needs_vision: bool = False) -> bool: ...
 
     async def check_vision(self, model: str | None = None) -> None:

@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat import deletion
-from kvchat.chat.events import Notice
+from kvchat.chat.events import EngineChanged, Notice
 from kvchat.chat.record import recovery
 from kvchat.chat.record.messages import Attachment
 from kvchat.chat.record.recovery import back_up, list_backups
 from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn import titles
+from kvchat.engine.api.connection import EngineState, EngineStatus
+from kvchat.engine.api.errors import EngineGone
+from kvchat.engine_host.paired_computer import PairedComputer, PairedComputerStore
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.proof import Source
 from kvchat.system import migrations
@@ -114,7 +117,7 @@ async def test_concurrent_deletions_are_overwritten_together(stage: Stage, monke
     monkeypatch.setattr(stage.service.finder, "purge_deleted", purge)
     purges = [stage.service.recently_deleted.purge({str(number): {str(number)}}) for number in range(5)]
     tasks = [asyncio.create_task(purge) for purge in purges]
-    await stage.until(lambda: sum(task.done() for task in tasks) == 4)
+    await stage.until(lambda: len(stage.service.recently_deleted._pending_ids) == 5)
     released.set()
     await asyncio.gather(*tasks)
     assert len(calls) == 2
@@ -181,6 +184,54 @@ async def test_failed_deletion_is_reported_once_and_retried(stage: Stage, monkey
     assert notice.title == "Some deleted data has not been erased yet"
     assert "The disk no longer exists." in notice.detail
     assert traces(stage) == []
+
+
+class OtherComputer:
+    def __init__(self) -> None:
+        self.is_away, self.forgotten = False, list[str]()
+
+    async def forget_chat(self, chat: str) -> None:
+        self.forgotten.append(chat)
+
+    async def connect(self) -> "OtherComputer":
+        if self.is_away:
+            raise EngineGone("The other computer is not available", "", "")
+        return self
+
+
+async def test_chat_is_erased_here_while_the_paired_computer_is_away(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, other = await secret_chat(stage), OtherComputer()
+    monkeypatch.setattr(stage.runtime.engine, "memory_server", other.connect)
+    other.is_away = True
+    await stage.service.recently_deleted.purge_chat(chat)
+    await stage.until(lambda: stage.of(Notice))
+    assert traces(stage) == []
+    assert (row_count(stage, "deleted"), other.forgotten) == (1, [])
+    other.is_away = False
+    stage.service.recently_deleted.start()  # as after a restart
+    await stage.until(lambda: not row_count(stage, "deleted"))
+    assert other.forgotten == [chat]
+
+
+async def test_paired_computer_not_in_use_forgets_the_chat_once_it_is_used(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, other, engine = await secret_chat(stage), OtherComputer(), stage.runtime.engine
+    PairedComputerStore(stage.runtime.paths).save(PairedComputer("https://box:8738", "box", "", ""))
+    await stage.service.recently_deleted.purge_chat(chat)
+    await stage.idle()
+    assert traces(stage) == []
+    ready = EngineChanged(EngineStatus(EngineState.READY))
+    stage.runtime.events.publish(ready)  # the own engine
+    await stage.idle()
+    assert row_count(stage, "deleted") == 1
+    assert not stage.of(Notice)
+    monkeypatch.setattr(engine, "memory_server", other.connect)
+    stage.runtime.events.publish(ready)
+    await stage.until(lambda: not row_count(stage, "deleted"))
+    assert other.forgotten == [chat]
 
 
 async def test_deletion_continues_if_its_caller_is_cancelled(stage: Stage) -> None:

@@ -64,6 +64,9 @@ class Host:
     async def memory_server(self) -> None:
         return None
 
+    async def has_pairing(self) -> bool:
+        return False
+
     def can_recover(self) -> bool:
         return True
 
