@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvchat.engine.api.errors import EngineError, EngineGone, EngineRefused
+from kvchat.engine.api.pictures import FIRST_PICTURE_ID
 from kvchat.engine.api.wire import (
     ENGINE_DEFAULTS,
     ChatChunk,
@@ -83,6 +84,8 @@ async def restore_newest(slots: Slots, engine: ReadyEngine, notify: Callable[[st
     plan = await asyncio.to_thread(newest, engine.fingerprint, window)
     if plan is None or not engine.can_save(plan.tokens_used):
         return
+    if not engine.has_vision and min(plan.save_point.tokens) <= FIRST_PICTURE_ID:
+        return  # the engine would reject a good state
     owner = plan.save_point.conversation_id
     slot = slots.slot_of(owner) or slots.all_slots[0]
     slot.claimed_tokens = plan.tokens_used

@@ -43,8 +43,9 @@ class LivePage(ScrollPage):
         self._values: dict[str, QLabel] = {}
         self.context_bar = progress_bar(_("Context used"))
         self.context_bar.setFixedWidth(260)
-        form = QFormLayout(self.content, horizontalSpacing=28, verticalSpacing=9)
-        form.setContentsMargins(4, 6, 4, 0)
+        rows = QWidget()
+        form = QFormLayout(rows, horizontalSpacing=28, verticalSpacing=9)
+        form.setContentsMargins(0, 0, 0, 0)
         for key, title in _ROWS:
             name, value = label(_(title), "muted"), label(_UNKNOWN, wraps=True, selectable=True)
             self._values[key] = value
@@ -55,8 +56,8 @@ class LivePage(ScrollPage):
             else:
                 form.addRow(name, value)
         self._charts_name, self.charts = label(_("Model in memory"), "muted"), MemoryCharts(look)
-        self._charts_name.setAlignment(Qt.AlignmentFlag.AlignTop)
-        form.addRow(self._charts_name, self.charts)
+        # Below the rows, because the legends need the whole width.
+        column(rows, self._charts_name, self.charts, STRETCH, on=self.content, spacing=9, margins=(4, 6, 4, 0))
 
     def value(self, key: str) -> str:
         return self._values[key].text()
