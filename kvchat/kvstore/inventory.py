@@ -22,6 +22,7 @@ from kvchat.kvstore.savepoint import (
     PrunePlan,
     SavePointLoss,
     SavePointSummary,
+    StoreRefused,
     StoreUsage,
     Tier,
     UncheckedPoints,
@@ -242,6 +243,12 @@ class Inventory:
         """Enable or disable saving for a conversation. Existing save points stay until deleted."""
         with self.index.write() as db:
             points.set_flag(db, conversation_id, "never_save", never)
+
+    def is_never_saved(self, conversation_id: str) -> bool:
+        """True if saving is disabled for a conversation; False also without a readable store."""
+        with contextlib.suppress(StoreRefused), self.index.read() as db:
+            return points.is_never_saved(db, conversation_id)
+        return False
 
     # Deletions; they return the bytes freed
 

@@ -279,8 +279,10 @@ class Exchange:
                 engine = await self._host.ready(model, needs_vision=needs_vision, tokens=tokens)
                 slots.match_engine(engine, slot)
         self.engine_wait_s += time.perf_counter() - asked_at
-        if engine.keeps_memory and not self.saves:
-            engine = replace(engine, engine=engine.engine.without_saving())
+        if engine.keeps_memory:  # it does not know what was chosen for the chat while it was not in use
+            is_never_saved = slots.store.inventory.is_never_saved
+            if not self.saves or await asyncio.to_thread(is_never_saved, self._owner):
+                engine = replace(engine, engine=engine.engine.without_saving())
         self.lease = Lease(slots, slot, engine.with_template(request.template), self._owner, self._notify)
         return self.lease
 

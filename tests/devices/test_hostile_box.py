@@ -30,6 +30,7 @@ from kvchat.system.certificate import server_context
 from kvchat.system.paths import resolve_paths
 from kvchat.text.reasons import ReasonCode
 from tests.devices.conftest import PROGRAM_KEY
+from tests.engine.waiting import until
 from tests.gateway.servers import RunningGateway
 from tests.running import ask, opened
 
@@ -46,6 +47,7 @@ class HostileBox:
     answers: dict[str, bytes] = field(default_factory=dict)  # bodies by path
     headers: dict[str, str] = field(default_factory=dict)  # of replies
     receipt: bytes = b""  # last line of replies
+    saving: list[tuple[str, str]] = field(default_factory=list)  # paths of requests, with X-Kvchat-Save
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
@@ -62,6 +64,7 @@ class HostileBox:
         self, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, list[str], bytes]:
         path = target.partition("?")[0]
+        self.saving.append((path, headers.get("x-kvchat-save", "")))
         if path in self.answers:
             return 200, [], self.answers[path]
         names = ("x-kvchat-chat", "content-encoding")
@@ -122,6 +125,22 @@ async def test_odd_receipts_do_not_stop_a_turn(hostile: tuple[HostileBox, Paired
     between.receipt, between.headers = b"", {}
     check_receipt(await ask(laptop, chat, "Goodbye"))
     assert await laptop.chat.forecasts.forecast_chats({chat: None})
+
+
+async def test_chat_that_is_never_kept_here_is_not_saved_there(
+    hostile: tuple[HostileBox, PairedComputer], laptop: Runtime
+) -> None:
+    """Also if that was chosen while the box was not in use, so that it does not know."""
+    between, asked = hostile[0], "/v1/chat/completions"
+    chat, other = [(await laptop.chat.new_conversation()).id for _ in range(2)]
+    await asyncio.to_thread(laptop.save_points.store.inventory.set_never_save, chat, True)
+    await ask(laptop, chat, "Hello")
+    await ask(laptop, other, "Hello")
+    assert [save for path, save in between.saving if path == asked] == ["never", ""]
+    between.saving.clear()
+    laptop.chat.read_ahead.select(chat)
+    await until(lambda: "/kvchat/prepare" in dict(between.saving))
+    assert dict(between.saving)["/kvchat/prepare"] == "never"
 
 
 async def test_every_reason_of_a_box_can_be_displayed(
