@@ -63,6 +63,11 @@ class Crashes:
             self._admitted -= Counter([program])
             self._changed.set()
 
+    @property
+    def delays_requests(self) -> bool:
+        """True while a request waits for `admitting`."""
+        return self._entry_lock.locked()
+
     @contextlib.asynccontextmanager
     async def using_engine(self, program: str) -> AsyncIterator[None]:
         """Context manager for a program's use of the engine.
@@ -81,6 +86,18 @@ class Crashes:
             raise
         finally:
             self._in_engine -= Counter([program])
+
+    @contextlib.asynccontextmanager
+    async def using_engine_at_once(self, program: str) -> AsyncIterator[None]:
+        """Context manager for work that need not be done: refused where `admitting` would wait. Raises RequestRefused.
+
+        It should end early if it `delays_requests`.
+        """
+        self.check(program)
+        if self.delays_requests or not self._may_start(program):
+            raise RequestRefused(503, "Other requests are waiting.", "unavailable_error")
+        async with self.admitting(program), self.using_engine(program):
+            yield
 
     def watch(self, lifetime: EngineLifetime) -> None:
         def ended() -> None:

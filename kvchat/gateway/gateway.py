@@ -209,6 +209,7 @@ class Gateway:
             runner.crashes.check(program)
             request = await parse_checked(_dialect_of(scope["path"]), raw)
             runner.check_running()
+            scope["check_key"]()
             record = self.log.add(program, scope["path"])
             record.has_own_key, record.chat = scope["has_own_key"], chat
             record.should_save = wants_saving(Request(scope).headers)

@@ -1,18 +1,26 @@
 """What one device can claim of the computer that shares its model."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
+from kvchat.engine.process import supervisor
+from kvchat.gateway import gateway
+from kvchat.gateway.checks import parse_checked
+from kvchat.gateway.crashes import MAX_CRASHES
+from kvchat.gateway.devices import api
+from kvchat.gateway.dialects.request import Dialect, ParsedRequest
 from kvchat.gateway.runner import Model
 from kvchat.settings import Settings
 from tests.devices.conftest import PROGRAM_KEY, PROGRAM_KEYS, client_of, paired, sharing_of
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
-from tests.gateway.servers import WORDS, RunningGateway, chat_body
+from tests.gateway.servers import WORDS, RunningGateway, chat_body, running_gateway
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.store_contents import StoreContents
 
@@ -80,3 +88,81 @@ async def test_nothing_is_saved_for_requests_that_forbid_it(
             assert answer.text.splitlines()
     await box.settled()
     assert StoreContents(tmp_path / "box").save_points()
+
+
+async def test_device_whose_preparations_crash_the_engine_is_refused(
+    box: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "RestartPolicy", partial(supervisor.RestartPolicy, first_delay_s=0.0))
+    device = await paired(box)
+    async with client_of(device) as client:
+        for number in range(MAX_CRASHES):
+            assert (await box.chat("Hello", headers=OURS)).status_code == 200
+            await box.settled()
+            fake_engine.set(FAKE_DIE_DURING="prefill", FAKE_DIE_TIMES=number + 1)
+            answer = await client.post("/kvchat/prepare?read=1", json=question(f"{number} {WORDS}"))
+            assert answer.status_code == 200
+            await box.settled()
+            fake_engine.set(FAKE_DIE_DURING=None)
+        assert (await box.chat("Hello", headers=OURS)).status_code == 200
+        for path in ("/kvchat/prepare", "/kvchat/forecast", "/v1/chat/completions"):
+            assert (await client.post(path, json=question("Hello"))).status_code == 429, path
+
+
+async def test_device_that_is_removed_while_it_sends_a_request_is_refused(
+    box: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed, device = await paired(box), await paired(box)
+
+    async def parse(dialect: Dialect, raw: bytes) -> ParsedRequest:
+        sharing_of(box).remove(removed.device)
+        return await parse_checked(dialect, raw)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"keep": '
+        await asyncio.sleep(0.2)  # if the head arrives later, it is refused all the same
+        sharing_of(box).remove(device.device)
+        yield b'"always"}'
+
+    monkeypatch.setattr(gateway, "parse_checked", parse)
+    async with client_of(removed) as client:
+        assert (await client.post("/v1/chat/completions", json=chat_body("Hello"))).status_code == 401
+    async with client_of(device) as client:
+        assert (await client.put("/kvchat/chats/mine", content=pieces())).status_code == 401
+
+
+async def test_body_counts_as_in_memory_while_it_is_prepared(box: RunningGateway) -> None:
+    await box.chat("Hello", headers=OURS)
+    await box.settled()
+    async with client_of(await paired(box)) as client:
+        with box.runtime.chat.slots.paused() as released:
+            await released
+            async with client.stream("POST", "/kvchat/prepare", json=chat_body("Draft")) as preparing:
+                assert box.gateway._body_bytes > 0
+        assert preparing.status_code == 200
+    await box.settled()
+    assert box.gateway._body_bytes == 0
+
+
+async def test_chats_without_memory_are_limited(box: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MAX_FLAGGED", 2)
+    async with client_of(await paired(box)) as client:
+        await client.post("/v1/chat/completions", json=chat_body(WORDS), headers={"x-kvchat-chat": "real"})
+        await box.settled()
+        statuses = {}
+        for chat in ("one", "two", "three", "two", "real"):
+            statuses[chat] = (await client.put(f"/kvchat/chats/{chat}", json={"keep": "always"})).status_code
+        assert statuses == {"one": 200, "two": 200, "three": 409, "real": 200}
+        for chat in ("two", "unknown"):
+            answer = await client.put(f"/kvchat/chats/{chat}", json={"keep": "automatic"})
+            assert answer.status_code == 200
+        listed = {entry["chat"] for entry in (await client.get("/kvchat/chats")).json()["chats"]}
+        assert listed == {"one", "real"}
+
+
+async def test_programs_without_a_key_of_their_own_change_nothing(tmp_path: Path, settings: Settings) -> None:
+    async with running_gateway(tmp_path / "home", settings) as server:
+        assert (await server.client.get("/kvchat/chats")).status_code == 200
+        for method in ("PUT", "DELETE"):
+            answer = await server.client.request(method, "/kvchat/chats/mine", json={"keep": "always"})
+            assert answer.status_code == 403

@@ -18,7 +18,7 @@ import pytest
 from kvchat.engine_host.paired_computer import pair
 from kvchat.errors import KvchatError
 from kvchat.gateway import server as listening
-from kvchat.gateway.devices.api import MAX_PREPARING
+from kvchat.gateway.devices.api import MAX_AT_ONCE
 from kvchat.gateway.devices.device_list import MAX_DEVICES, Devices
 from kvchat.settings import Settings
 from kvchat.sharing_service import SharingService
@@ -250,10 +250,10 @@ async def test_preparations_of_a_device_are_limited(box: RunningGateway, fake_en
     async with client_of(device) as client:
         async with contextlib.AsyncExitStack() as stack:
             statuses = []
-            for number in range(MAX_PREPARING + 3):
+            for number in range(MAX_AT_ONCE + 3):
                 request = client.stream("POST", "/kvchat/prepare?read=1", json=chat_body(f"Draft {number}"))
                 statuses.append((await stack.enter_async_context(request)).status_code)
-        assert statuses == [200] * MAX_PREPARING + [429] * 3
+        assert statuses == [200] * MAX_AT_ONCE + [429] * 3
         while (await client.post("/kvchat/forecast", json=chat_body("Draft"))).status_code != 200:
             pass  # once the closed connections are noticed
     fake_engine.set(FAKE_HOLD_DURING=None)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +34,10 @@ from kvchat.session.slot_request import Priority
 from kvchat.session.slots import Slots
 from kvchat.system.pairing import CodeHolder, PairingLocked, WrongCode
 
-MAX_PREPARING = 8  # forecasts and preparations of one client at a time
+MAX_AT_ONCE = 8  # requests of one client, except for models
+MAX_FLAGGED = 1000  # names of one client's chats without memory that are to be kept, or not to be saved
 _MAX_BODY = 10_000  # bytes, except of prompts
+Handler = Callable[[Request], Awaitable[Response]]
 KEEP = ("always", "never", "automatic")
 
 
@@ -101,11 +103,11 @@ class DeviceApi:
     @property
     def routes(self) -> Sequence[BaseRoute]:
         return (
-            Route("/kvchat/chats", self._list_chats),
-            Route("/kvchat/chats/{chat}", self._keep_chat, methods=["PUT"]),
-            Route("/kvchat/chats/{chat}", self._forget_chat, methods=["DELETE"]),
+            Route("/kvchat/chats", self._counted(self._list_chats)),
+            Route("/kvchat/chats/{chat}", self._counted(self._keep_chat), methods=["PUT"]),
+            Route("/kvchat/chats/{chat}", self._counted(self._forget_chat), methods=["DELETE"]),
             Route("/kvchat/model", self._load_model, methods=["POST"]),
-            Route("/kvchat/forecast", self._forecast, methods=["POST"]),
+            Route("/kvchat/forecast", self._counted(self._forecast), methods=["POST"]),
             Route("/kvchat/prepare", self._prepare, methods=["POST"]),
         )
 
@@ -146,15 +148,24 @@ class DeviceApi:
         )
 
     async def _keep_chat(self, request: Request) -> Response:
+        _check_own_key(request)
         keep, inventory = (await _json_body(request)).get("keep"), self.slots.store.inventory
-        owner = _owner(request, request.path_params["chat"])
+        owner, program = _owner(request, request.path_params["chat"]), request.scope["program"]
         if keep not in KEEP:
             raise RequestRefused(400, f"“keep” must be one of: {', '.join(KEEP)}.")
+        usage = await _store(inventory.usage)
+        own = [entry for entry in usage.conversations if program_of(entry.conversation_id) == program]
+        if owner not in (entry.conversation_id for entry in own):
+            if keep == "automatic":
+                return JSONResponse({})
+            if sum(entry.pinned or entry.never_save for entry in own) >= MAX_FLAGGED:
+                raise RequestRefused(409, "Too many chats without memory are to be kept or not to be saved.")
         await _store(inventory.set_pinned, owner, keep == "always")
         await _store(inventory.set_never_save, owner, keep == "never")
         return JSONResponse({})
 
     async def _forget_chat(self, request: Request) -> Response:
+        _check_own_key(request)
         owner = _owner(request, request.path_params["chat"])
         await self.slots.wait_until_released([owner])
         try:
@@ -191,13 +202,14 @@ class DeviceApi:
 
     async def _forecast(self, request: Request) -> Response:
         """Return what `_prepare` could load for a chat's next request, without loading it."""
-        owner, parsed, path = await self._next_request(request)
-        cost = self.slots.restore_cost
-        with self._counting(request):
+        async with self._next_request(request) as (owner, parsed, path):
             try:
                 engine = await self.host.ready(path)
-                prompt = await shared_tokens(engine, parsed.with_longer_draft)
+                self.runner.crashes.watch(engine.engine.lifetime)
+                async with self.runner.crashes.using_engine_at_once(request.scope["program"]):
+                    prompt = await shared_tokens(engine, parsed.with_longer_draft)
                 contents, _ = self.slots.best_contents(owner, prompt, engine)
+                cost = self.slots.restore_cost
                 plan = await plan_load(self.slots.store, engine, owner, contents, prompt, cost.is_worthwhile)
             except KvchatError as error:
                 raise RequestRefused(503, str(error), "unavailable_error") from error
@@ -208,23 +220,36 @@ class DeviceApi:
         size = restore.bytes if restore else 0
         return JSONResponse({"source": source.value, "ready": found, "total": len(prompt), "bytes": size})
 
-    async def _next_request(self, request: Request) -> tuple[str, ParsedRequest, str | None]:
-        """Return the owner, the body and the path of the model of a chat's next request, if it is loaded."""
+    @contextlib.asynccontextmanager
+    async def _next_request(self, request: Request) -> AsyncIterator[tuple[str, ParsedRequest, str | None]]:
+        """Context manager for the use of a chat's next request, whose body counts as in memory until the exit.
+
+        Yields the owner, the body and the path of the model, which is loaded.
+        """
         owner = _owner(request, request.headers.get("x-kvchat-chat", ""))
         async with self.read_body(request.scope, request.receive) as raw:
+            self.runner.crashes.check(request.scope["program"])
             parsed = await parse_checked(Dialect.CHAT, raw)
-        model = await self.runner.find_model(parsed.model)
-        path = model.path if model else None
-        if not self.host.is_ready(path):  # only sending a message loads another model
-            raise RequestRefused(503, "The model is not loaded.", "unavailable_error")
-        self.runner.check_running()
-        return owner, parsed, path
+            model = await self.runner.find_model(parsed.model)
+            path = model.path if model else None
+            if not self.host.is_ready(path):  # only sending a message loads another model
+                raise RequestRefused(503, "The model is not loaded.", "unavailable_error")
+            self.runner.check_running()
+            request.scope["check_key"]()
+            yield owner, parsed, path
+
+    def _counted(self, handler: Handler) -> Handler:
+        async def call(request: Request) -> Response:
+            with self._counting(request):
+                return await handler(request)
+
+        return call
 
     @contextlib.contextmanager
     def _counting(self, request: Request) -> Iterator[None]:
         program = request.scope["program"]
-        if self._preparing[program] >= MAX_PREPARING:
-            raise RequestRefused(429, "Too many requests are being prepared.", "rate_limit_error", RETRY_AFTER_S)
+        if self._preparing[program] >= MAX_AT_ONCE:
+            raise RequestRefused(429, "Too many requests at a time.", "rate_limit_error", RETRY_AFTER_S)
         self._preparing[program] += 1
         try:
             yield
@@ -237,13 +262,17 @@ class DeviceApi:
         The body is a chat completion; a last user message is a draft, which may grow. The response lists the prompt
         tokens ready so far and in total, one JSON object per line. The client ends the work by disconnecting.
         """
-        owner, parsed, path = await self._next_request(request)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self._counting(request))
+            owner, parsed, path = await stack.enter_async_context(self._next_request(request))
+            until_done = stack.pop_all()
+        crashes, program = self.runner.crashes, request.scope["program"]
         reads, should_save = request.query_params.get("read") == "1", wants_saving(request.headers)
         lines = asyncio.Queue[dict[str, int] | None]()
         is_connected, stopped = True, self.runner.stopped_programs
 
         def has_client() -> bool:
-            return is_connected and not self.runner.stops and request.scope["program"] not in stopped
+            return is_connected and not self.runner.stops and program not in stopped
 
         waiting: asyncio.Task[None] | None = None  # until it gets a slot
 
@@ -257,7 +286,12 @@ class DeviceApi:
             stop_waiting()
             if not (has_client() and self.host.is_ready(path)):
                 return
+            async with crashes.using_engine_at_once(program):
+                await load(slot, lambda: has_client() and may_continue() and not crashes.delays_requests)
+
+        async def load(slot: Slot, may_continue: Callable[[], bool]) -> None:
             lease = await Exchange(self.slots, slot, self.host, owner).lease_slot(PromptRequest((), model=path))
+            crashes.watch(lease.engine.engine.lifetime)
             tokens = await shared_tokens(lease.engine, parsed.with_longer_draft)
             if not 0 < len(tokens) < lease.engine.context_size:
                 lines.put_nowait({"ready": 0, "total": len(tokens)})
@@ -277,22 +311,21 @@ class DeviceApi:
                 lease,
                 [tokens] if parsed.has_draft else prefixes_to_save(lease, tokens),
                 loaded,
-                lambda: has_client() and may_continue(),
+                may_continue,
                 save,
                 lambda done: lines.put_nowait({"ready": done, "total": len(tokens)}),
             )
 
-        counted = contextlib.ExitStack()
-        counted.enter_context(self._counting(request))
-
         async def run() -> None:
             nonlocal waiting
-            with counted:
+            async with until_done:
                 waiting = asyncio.current_task()
                 assert waiting is not None
                 self.runner.preparations.add(waiting)
                 try:
-                    with contextlib.suppress(KvchatError):  # the next request meets it again and reports it
+                    with contextlib.suppress(
+                        KvchatError, RequestRefused
+                    ):  # the next request meets it again and reports it
                         await self.slots.run_background(Priority.PREPARE, owner, work, concurrent=not reads)
                 finally:
                     stop_waiting()
@@ -314,6 +347,11 @@ class DeviceApi:
         return StreamingResponse(stream(), media_type="application/x-ndjson")
 
 
+def _check_own_key(request: Request) -> None:
+    if not request.scope["has_own_key"]:  # any program can send another's User-Agent
+        raise RequestRefused(403, "Only a program with its own API key may change what is kept.", "permission_error")
+
+
 def _owner(request: Request, chat: str) -> str:
     return program_owner(request.scope["program"], chat_named_in({"x-kvchat-chat": chat}))
 
@@ -331,6 +369,8 @@ async def _json_body(request: Request) -> dict[str, Any]:
         body = json.loads(await read_body(request.headers, request.receive, lambda size: None, _MAX_BODY))
     except (ValueError, RecursionError) as error:
         raise RequestRefused(400, "The request body is not valid JSON.") from error
+    if check_key := request.scope.get("check_key"):  # the device may have been removed while it sent the body
+        check_key()
     if not isinstance(body, dict):
         raise RequestRefused(400, "The request body is not a JSON object.")
     return body
