@@ -28,14 +28,8 @@ if TYPE_CHECKING:
     from kvchat.gateway.gateway import Gateway
     from kvchat.gateway.records import DailyTotals, RequestRecord
 
-_SETTINGS = (
-    "api_server",
-    "api_host",
-    "api_port",
-    "api_origins",
-    "share_devices",
-    "share_port",
-)  # changing one reopens the server
+# Changing one reopens the server.
+_SETTINGS = ("api_server", "api_host", "api_port", "api_origins", "share_devices", "share_port")
 SAVE_DELAY_S = 5.0  # batches requests into one write
 
 
@@ -162,7 +156,6 @@ class ApiService:
             if self._is_closed_for_good:
                 return
             settings = self.settings()
-            self.url = None
             await self._close()
             try:
                 await self.sharing.load()  # for the names of the devices, also while nothing is shared

@@ -10,9 +10,8 @@ from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
 from kvchat.cli.store import delete_program_memory
 from kvchat.cli.terminal import format_columns, print_err, print_out, print_result, stdout_is_tty
-from kvchat.engine_host.paired_computer import PairedComputerStore, pair
+from kvchat.engine_host.paired_computer import PairedComputerStore
 from kvchat.errors import KvchatError
-from kvchat.settings import SettingsNotSaved
 from kvchat.sharing_service import NotShared, SharingService, find_shared
 from kvchat.text.formatting import format_day
 from kvchat.text.language import _
@@ -34,11 +33,7 @@ async def pair_computers(options: arguments.PairOptions, runner: CommandRunner) 
     if not options.code:
         advice = _("Run `kvchat pair` on the other computer, or see Settings, Devices there.")
         raise KvchatError(_("The code is missing"), _("The other computer shows the code."), advice)
-    computer = await pair(options.address, options.code)
-    try:
-        await asyncio.to_thread(PairedComputerStore(runner.paths).save, computer)
-    except OSError as error:
-        raise SettingsNotSaved(runner.paths.config, error) from error
+    computer = await PairedComputerStore(runner.paths).pair(options.address, options.code)
     await runner.change_settings(engine_url=computer.url)
     if runner.open_runtime is not None:
         await runner.open_runtime.restart_engine()
@@ -51,7 +46,7 @@ async def _show_code(options: arguments.PairOptions, runner: CommandRunner) -> i
     sharing = await _sharing(runner)
     known = {(device.id, device.paired_at) for device in sharing.devices}
     code, changed = sharing.show_code(), asyncio.Event()
-    sharing.listeners.append(changed.set)
+    unsubscribe = sharing.subscribe(changed.set)
     try:
         if options.as_json:
             print_result(True, {"code": code, "addresses": sharing.addresses, "link": sharing.link}, [])
@@ -69,7 +64,7 @@ async def _show_code(options: arguments.PairOptions, runner: CommandRunner) -> i
             await changed.wait()
             changed.clear()
     finally:
-        sharing.listeners.remove(changed.set)
+        unsubscribe()
         sharing.hide_code()
     if not options.as_json:
         print_out(_("Paired with {name}.", name=safe_prose(new[0].name)))

@@ -14,6 +14,7 @@ import httpx2
 
 from kvchat.engine.process.external import parse_address
 from kvchat.errors import KvchatError
+from kvchat.settings import SettingsNotSaved
 from kvchat.system.certificate import fingerprint, pinned_context, unverified_context
 from kvchat.system.files import parse_json, read_limited
 from kvchat.system.pairing import CodeEnterer, PairingLocked, WrongCode
@@ -56,7 +57,7 @@ class PairedComputer:
 
 
 class PairedComputerStore:
-    """Storage of the paired computer in the keyring. Blocking: do not call it in the event loop."""
+    """Storage of the paired computer in the keyring. Except for `pair`, do not call it in the event loop."""
 
     def __init__(self, paths: Paths) -> None:
         self._store = SecretStore("paired computer", paths.config / "paired-computer")
@@ -77,6 +78,15 @@ class PairedComputerStore:
         self._marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._marker.touch()
         self._store.save(json.dumps(asdict(computer)))
+
+    async def pair(self, address: str, code: str) -> PairedComputer:
+        """Pair with a computer and store it. Raises KvchatError."""
+        computer = await pair(address, code)
+        try:
+            await asyncio.to_thread(self.save, computer)
+        except OSError as error:
+            raise SettingsNotSaved(self._marker.parent, error) from error
+        return computer
 
     def forget(self) -> None:
         self._store.forget()

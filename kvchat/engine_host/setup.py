@@ -29,7 +29,7 @@ from kvchat.engine.discovery.graphics import Backend, Graphics, detect_graphics
 from kvchat.engine.process.external import parse_address
 from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.engines import server_key
-from kvchat.engine_host.paired_computer import PairedComputer, PairedComputerStore, pair
+from kvchat.engine_host.paired_computer import PairedComputer, PairedComputerStore
 from kvchat.engine_host.trial import EngineTrial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import DownloadOrder, disk_failure, fetch_on_own_loop, run_on_own_loop
@@ -209,14 +209,9 @@ class EngineSetup:
 
     async def pair(self, address: str, code: str) -> PairedComputer:
         """Pair with another computer, which replaces the one before. Raises KvchatError."""
-        computer = await pair(address, code)
-        try:
-            await asyncio.to_thread(self._computers.save, computer)
-        except OSError as error:
-            raise SettingsNotSaved(self._paths.config, error) from error
-        return computer
+        return await self._computers.pair(address, code)
 
-    async def forget_box(self) -> None:
+    async def unpair(self) -> None:
         try:
             await asyncio.to_thread(self._computers.forget)
         except OSError as error:

@@ -30,7 +30,7 @@ def server_context(file: Path) -> tuple[ssl.SSLContext, str]:
 
 def pinned_context(certificate: str) -> ssl.SSLContext:
     """Return a client's TLS context that accepts only this certificate (PEM), whatever the server's name."""
-    context = _client_context()
+    context = unverified_context()
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate)
     return context
@@ -38,19 +38,15 @@ def pinned_context(certificate: str) -> ssl.SSLContext:
 
 def unverified_context() -> ssl.SSLContext:
     """Return a client's TLS context for pairing, which verifies the certificate in another way."""
-    return _client_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def fingerprint(certificate: str) -> str:
     """Return the SHA-256 of a certificate (PEM) in hexadecimal. Raises ValueError."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.strip())).hexdigest()
-
-
-def _client_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
 
 
 def _make() -> bytes:

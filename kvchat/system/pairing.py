@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spake2 import SPAKE2_A, SPAKE2_B
-
 from kvchat.errors import KvchatError
 from kvchat.text.language import _
 
@@ -64,7 +62,7 @@ class CodeHolder:
 
     @property
     def seconds_left(self) -> float:
-        """How long the code is still valid."""
+        """Seconds until the code expires; 0 without a code."""
         return max(0.0, self._expires_at - self.clock()) if self.code else 0.0
 
     def show_code(self) -> str:
@@ -88,6 +86,8 @@ class CodeHolder:
 
         Raises PairingLocked and WrongCode.
         """
+        from spake2 import SPAKE2_B  # takes 30 ms
+
         self._count_attempt()
         side = SPAKE2_B(self.code.encode(), **_IDS)
         answer = side.start()
@@ -143,6 +143,8 @@ class CodeEnterer:
 
     def __init__(self, code: str, name: str, certificate: str) -> None:
         """`certificate`: fingerprint of the certificate that the other side presented."""
+        from spake2 import SPAKE2_A
+
         self._side = SPAKE2_A("".join(filter(str.isdigit, code)).encode(), **_IDS)
         self._name, self._certificate = name, certificate
         self.message: bytes = self._side.start()

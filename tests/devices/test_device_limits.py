@@ -1,4 +1,4 @@
-"""What one device can claim of the computer that shares its model."""
+"""Limits on what one device can claim of the computer that shares its model."""
 
 import asyncio
 from collections.abc import AsyncIterator

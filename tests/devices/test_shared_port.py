@@ -239,14 +239,20 @@ async def test_keys_are_valid_on_their_own_listener_only(box: RunningGateway) ->
     assert pairing.status_code in (404, 405), "devices pair on the shared port only"
 
 
-async def test_preparations_of_a_device_are_limited(box: RunningGateway, fake_engine: FakeEngine) -> None:
-    """They wait while somebody is answered, and end with their connections."""
-    device = await paired(box)
+async def begin_answer(box: RunningGateway, fake_engine: FakeEngine) -> asyncio.Task[httpx2.Response]:
+    """Have a program of the owner answered until FAKE_HOLD_DURING is None, so that nothing is prepared."""
     ours = {"authorization": f"Bearer {PROGRAM_KEY}"}
     await box.chat("Hello", headers=ours)
     fake_engine.set(FAKE_HOLD_DURING="stream")
     answering = asyncio.create_task(box.chat("Hello", headers=ours, stream=True))
     await until(lambda: box.runtime.api_server.active_requests)
+    return answering
+
+
+async def test_preparations_of_a_device_are_limited(box: RunningGateway, fake_engine: FakeEngine) -> None:
+    """They wait while somebody is answered, and end with their connections."""
+    device = await paired(box)
+    answering = await begin_answer(box, fake_engine)
     async with client_of(device) as client:
         async with contextlib.AsyncExitStack() as stack:
             statuses = []
@@ -263,11 +269,7 @@ async def test_preparations_of_a_device_are_limited(box: RunningGateway, fake_en
 
 async def test_nothing_is_prepared_for_a_removed_device(box: RunningGateway, fake_engine: FakeEngine) -> None:
     device = await paired(box)
-    ours = {"authorization": f"Bearer {PROGRAM_KEY}"}
-    await box.chat("Hello", headers=ours)
-    fake_engine.set(FAKE_HOLD_DURING="stream")
-    answering = asyncio.create_task(box.chat("Hello", headers=ours, stream=True))
-    await until(lambda: box.runtime.api_server.active_requests)
+    answering = await begin_answer(box, fake_engine)
     body = chat_body("Draft about the river. " * 200)
     async with client_of(device) as client, client.stream("POST", "/kvchat/prepare?read=1", json=body) as preparing:
         sharing_of(box).remove(device.device)

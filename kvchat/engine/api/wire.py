@@ -68,7 +68,7 @@ class CallDelta:
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """What a server that is a kvchat itself reports about the memory it used for a prompt."""
+    """Memory that a server, which is a kvchat itself, has used for a prompt."""
 
     source: str  # value of session.proof.Source; "": unknown
     found: int  # prompt tokens found
@@ -81,7 +81,7 @@ class ServerMemory:
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """What another kvchat could load for a prompt."""
+    """Memory that another kvchat could load for a prompt."""
 
     source: str  # value of session.proof.Source
     ready: int  # tokens that need not be processed

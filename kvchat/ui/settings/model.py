@@ -72,7 +72,7 @@ class MemoryEntry(Entry):
 
 
 class MemoryCharts(QWidget):
-    """What the model uses of each device's memory, in bars and words."""
+    """Bars and words for the model's use of each device's memory."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()

@@ -152,7 +152,7 @@ class OtherComputerEntry(Entry):
 
     def _ask_to_unpair(self) -> None:
         async def unpair() -> None:
-            await self._page.runtime.engines.forget_box()
+            await self._page.runtime.engines.unpair()
             self.paired_computer = None
             if is_used:
                 await self._page.runtime.use_server(None)

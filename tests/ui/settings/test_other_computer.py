@@ -45,7 +45,7 @@ class Pairing:
 @pytest.fixture
 def pairing(monkeypatch: pytest.MonkeyPatch) -> Pairing:
     made = Pairing()
-    monkeypatch.setattr("kvchat.engine_host.setup.pair", made)
+    monkeypatch.setattr("kvchat.engine_host.paired_computer.pair", made)
     return made
 
 
