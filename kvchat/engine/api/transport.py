@@ -1,8 +1,11 @@
-"""HTTP/1.1 client for llama-server, with one connection per request and no proxy. Network errors become EngineErrors.
+"""HTTP/1.1 client for llama-server, without a proxy. Network errors become EngineErrors.
 
-The server closes the connection after a streamed reply. Creating an httpx2 client each time would take a millisecond,
-five times as long as this.
+llama-server closes the connection after a streamed reply, so each request has its own; creating an httpx2 client for
+it would take a millisecond, five times as long as this. To a paired kvchat, one idle connection is kept, because a new
+one costs two round trips.
 """
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -13,7 +16,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,6 +43,8 @@ CONNECT_TIMEOUT_S = 5.0
 READ_INTERVAL_S = 0.03  # between two reads of a stream; the window updates less often
 SILENCE_CHECK_S = 10.0  # silence in a started reply after which the engine is checked
 QUICK_TIMEOUT_S = 60.0  # for requests without computing, which may wait for a running batch
+_SPARE_S = 20.0  # idle time of a kept connection; a kvchat closes it after 30
+_PROBE_AFTER_S = 0.1  # without an answer on a kept connection, the server may be away
 _DRAIN_TIMEOUT_S = 0.5  # for the last data of a stream when its connection is closed
 _READ_BYTES = 65_536
 _MAX_LINE = 4_000_000  # bytes of one event in a stream
@@ -72,6 +77,13 @@ class PageFile:
     headers: Mapping[str, str]  # those that describe the content
 
 
+@dataclass(frozen=True)
+class _Connection:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    idle_since: float = field(default_factory=time.monotonic)
+
+
 class EngineResponse:
     """A response, to be read once. Reading raises EngineGone or EngineSilent."""
 
@@ -83,11 +95,18 @@ class EngineResponse:
         self.heard_at = time.monotonic()  # when data last arrived
         self._reader, self._writer, self._silence_s, self._lifetime = reader, writer, silence_s, lifetime
         self._http = h11.Connection(h11.CLIENT)
+        self._failure: EngineGone | None = None
         self._closing: asyncio.Event | None = None
         self._on_silence: Callable[[], None] = lambda: None
         self._interval_s = SILENCE_CHECK_S
 
-    def abort(self) -> None:
+    @property
+    def can_reuse_connection(self) -> bool:
+        return self._http.our_state is self._http.their_state is h11.DONE and not self._http.trailing_data[0]
+
+    def abort(self, failure: EngineGone | None = None) -> None:
+        """Close the connection. Reading then raises `failure`, if given."""
+        self._failure = failure
         self._writer.transport.abort()
 
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
@@ -141,9 +160,9 @@ class EngineResponse:
         except TimeoutError as error:
             raise _silent_error(self._lifetime) from error
         except (h11.RemoteProtocolError, OSError) as error:
-            raise _connection_lost(self._lifetime, str(error) or type(error).__name__) from error
+            raise self._failure or _connection_lost(self._lifetime, str(error) or type(error).__name__) from error
         if isinstance(event, h11.ConnectionClosed):
-            raise _connection_lost(self._lifetime, _("The engine closed the connection."))
+            raise self._failure or _connection_lost(self._lifetime, _("The engine closed the connection."))
         return event
 
     async def _receive(self) -> bytes:
@@ -192,6 +211,7 @@ class Transport:
         self._on_fault, self._on_silence = on_fault, on_silence
         self._closing = asyncio.Event()
         self._open_responses: set[EngineResponse] = set()
+        self._spare: _Connection | None = None
         self._streams: set[asyncio.Future[None]] = set()
 
     async def close(self) -> None:
@@ -199,6 +219,7 @@ class Transport:
         self._closing.set()
         if self._streams:
             await asyncio.wait(self._streams, timeout=_DRAIN_TIMEOUT_S)
+        self._keep(None)
         for response in tuple(self._open_responses):
             response.abort()
 
@@ -212,6 +233,8 @@ class Transport:
         """Return the status of a GET request without the key, since another program may be listening."""
         async with self._open("GET", path, b"", {}, timeout_s) as response:
             await response.read_head()
+            if self._tls:
+                await response.aread()  # the connection can be kept
             return response.status_code
 
     async def get_public(self, path: str) -> PageFile | None:
@@ -319,10 +342,30 @@ class Transport:
     async def _open(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[EngineResponse]:
-        """Send a request and yield the response, whose head has not been read yet. Close the connection afterwards."""
+        """Send a request and yield the response, whose head has not been read yet."""
         if self._closing.is_set():
             title, detail = _("The engine is no longer running"), _("It was stopped or restarted.")
             raise EngineGone(title, detail, _(_GONE_ADVICE), self.lifetime)
+        spare = self._take_spare()
+        connection = spare or await self._connect(silence_s)
+        response = EngineResponse(connection.reader, connection.writer, silence_s, self.lifetime)
+        self._open_responses.add(response)
+        probe = asyncio.create_task(self._probe(response)) if spare else None
+        framing = {"Host": self._url.netloc, "Content-Length": str(len(body))}
+        framing["Connection"] = "keep-alive" if self._tls else "close"
+        try:
+            await response.send(method, self._url.path + path, framing | dict(headers), body)
+            yield response
+        finally:
+            if probe:
+                probe.cancel()
+            self._open_responses.discard(response)
+            if response.can_reuse_connection and not self._closing.is_set():
+                self._keep(_Connection(connection.reader, connection.writer))
+            else:
+                response.abort()
+
+    async def _connect(self, silence_s: float) -> _Connection:
         url, is_secure = self._url, self._tls is not None or self._url.scheme == "https"
         try:
             async with asyncio.timeout(min(self._response_s, silence_s)):
@@ -335,15 +378,31 @@ class Transport:
             raise CertificateChanged(self.lifetime) if self._tls else self._unreachable(error) from error
         except OSError as error:  # TimeoutError is one
             raise self._unreachable(error) from error
-        response = EngineResponse(reader, writer, silence_s, self.lifetime)
-        self._open_responses.add(response)
-        framing = {"Host": url.netloc, "Content-Length": str(len(body)), "Connection": "close"}
-        try:
-            await response.send(method, url.path + path, framing | dict(headers), body)
-            yield response
-        finally:
-            self._open_responses.discard(response)
-            response.abort()
+        return _Connection(reader, writer)
+
+    async def _probe(self, response: EngineResponse) -> None:
+        """Try to connect if there is no answer, and end the request if that fails: TCP would wait for minutes."""
+        await asyncio.sleep(_PROBE_AFTER_S)
+        if not response.status_code:
+            try:
+                self._keep(await self._connect(self._response_s))
+            except EngineGone as failure:
+                response.abort(failure)
+
+    def _keep(self, connection: _Connection | None) -> None:
+        if self._spare is not None:
+            self._spare.writer.transport.abort()
+        self._spare = connection
+        if connection is not None:
+            connection.writer.transport.resume_reading()  # type: ignore[attr-defined]
+
+    def _take_spare(self) -> _Connection | None:
+        spare = self._spare
+        if spare is None or spare.reader.at_eof() or time.monotonic() - spare.idle_since > _SPARE_S:
+            self._keep(None)
+            return None
+        self._spare = None
+        return spare
 
     def _unreachable(self, error: OSError) -> EngineGone:
         reason = str(error) or _("It does not accept connections.")

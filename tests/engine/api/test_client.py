@@ -23,7 +23,14 @@ from cryptography.x509.oid import NameOID
 
 from kvchat.engine.api import transport, wire
 from kvchat.engine.api.client import THREAD_PARSE_BYTES, LlamaServerClient, UnchangedRows
-from kvchat.engine.api.errors import EngineBroken, EngineError, EngineGone, EngineRefused, ForeignServer
+from kvchat.engine.api.errors import (
+    EngineBroken,
+    EngineError,
+    EngineGone,
+    EngineRefused,
+    EngineUnreachable,
+    ForeignServer,
+)
 from kvchat.engine.api.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.engine.process.plan import free_port
 from kvchat.engine.process.supervisor import EngineSupervisor
@@ -254,6 +261,38 @@ async def test_https_needs_a_trusted_certificate(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(transport, "_tls_context", lambda: ssl.create_default_context(cafile=file))
         assert [chunk.text for chunk in await all_chunks(client)] == ["Hello"]
         assert "Authorization: Bearer secret" in heads[0]
+
+
+async def test_connection_to_a_paired_kvchat_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, pinned = tmp_path / "certificate.pem", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    file.write_bytes(self_signed())
+    pinned.load_cert_chain(file)
+    served, is_silent = list[int](), False
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = max(served, default=0) + 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+            while await reader.readuntil(b"\r\n\r\n"):
+                served.append(number)
+                if not is_silent:
+                    writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"status": "ok"}')
+
+    server = await asyncio.start_server(answer, "localhost", 0, family=socket.AF_INET, ssl=pinned)
+    url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+    trusted = ssl.create_default_context(cafile=file)
+    async with contextlib.aclosing(LlamaServerClient(url, "key", tls=trusted, response_s=2.0)) as client:
+        assert await client.is_loaded()
+        await asyncio.gather(client.get("/props"), client.get("/props"))
+        assert sorted(served) == [1, 1, 2], "the first one is used again, but not for two requests at once"
+        with monkeypatch.context() as patched:
+            patched.setattr(transport, "_SPARE_S", -1.0)
+            await client.get("/props")
+        assert served[-1] == 3, "the server may have closed a connection that was idle for long"
+        server.close()
+        is_silent = True
+        with pytest.raises(EngineUnreachable):
+            await client.get("/props")
+        assert served[-1] == 3, "the request was sent on the kept connection, without an answer"
 
 
 def self_signed() -> bytes:
