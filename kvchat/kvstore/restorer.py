@@ -120,7 +120,8 @@ class Restorer:
         self._staging.trim(max_bytes=max_bytes)
         if fingerprint and not self._has_staged:
             self._background.submit(self._build_ahead, fingerprint, window)
-        self.preallocate_file()
+        else:
+            self.preallocate_file()
 
     def preallocate_file(self) -> Future[None]:
         """Preallocate a file in the background for the next restore, as large as the largest recent save point."""
@@ -154,6 +155,8 @@ class Restorer:
             if point and self._staging.find_warm(point.id) is None and self._staging.has_room(point.size):
                 self._built_ahead = point.id
                 self.build_warm_file(point.id, window, lambda: self._has_staged or self._closed)
+            else:
+                self._preallocate_file()
             self._has_staged = True
 
     def build_warm_file(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
