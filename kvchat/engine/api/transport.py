@@ -360,7 +360,7 @@ class Transport:
             if probe:
                 probe.cancel()
             self._open_responses.discard(response)
-            if response.can_reuse_connection and not self._closing.is_set():
+            if response.can_reuse_connection:
                 self._keep(_Connection(connection.reader, connection.writer))
             else:
                 response.abort()
@@ -390,11 +390,15 @@ class Transport:
                 response.abort(failure)
 
     def _keep(self, connection: _Connection | None) -> None:
-        if self._spare is not None:
-            self._spare.writer.transport.abort()
-        self._spare = connection
+        """Keep this connection for the next request instead of the earlier one."""
+        unwanted = self._spare
         if connection is not None:
             connection.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        self._spare = connection
+        if self._closing.is_set():
+            self._spare, unwanted = None, connection or unwanted
+        if unwanted is not None:
+            unwanted.writer.transport.abort()
 
     def _take_spare(self) -> _Connection | None:
         spare = self._spare
