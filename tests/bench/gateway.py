@@ -1,7 +1,8 @@
 """Waiting times of programs at the API server, compared with the engine itself and hearth-llm.
 
-Two clients, each with its own agent-like prompt. The first has ten turns, some of them after a restart of everything;
-then the two alternate, with one slot and with two. An engine that keeps nothing processes everything again.
+Each client has its own agent-like prompt. The first has ten turns, some of them after a restart of everything; then two
+alternate, with one slot and with two, and eight share four slots. An engine that keeps nothing processes everything
+again.
 """
 
 import json
@@ -20,8 +21,9 @@ REPLY_TOKENS = 16
 TURNS = 10  # of the first client alone
 RESTARTS = 3  # among them
 ALTERNATIONS = 3  # of each client, in each number of slots
+PROGRAMS, SLOTS = 8, 4  # that share them
 PAIRS = 15  # of a request through the server and directly
-MESSAGE_TOKENS = 2500  # of both clients after their prompts
+MESSAGE_TOKENS = 2500  # of the clients after their prompts, in each slot
 TOOLS = ("bash", "edit", "glob", "grep", "list", "read", "task", "fetch", "write")
 
 
@@ -53,9 +55,12 @@ class _Client:
 @dataclass
 class _Measurement:
     server: Server
-    first: _Client
-    second: _Client
+    clients: list[_Client]
     texts: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> _Client:
+        return self.clients[0]
 
     async def figures(self, row_bytes: float) -> tuple[dict[str, Any], Answer]:
         """Return all figures and the tenth turn. Times to the first word in ms, medians; ratios are to the hot one.
@@ -65,34 +70,44 @@ class _Measurement:
         """
         server = self.server
         print_err(f"{server.name}: {TURNS} turns …")
-        address = await server.open(1)
-        cold = await self._turn(self.first, address)
+        address, first, second = await server.open(1), self.first, self.clients[1]
+        cold = await self._turn(first, address)
         hot, restarted = [], []
         for _ in range(RESTARTS if server.has_memory else 1):
-            hot.append(await self._turn(self.first, address))
+            hot.append(await self._turn(first, address))
             address = await server.open(1)
-            restarted.append(await self._turn(self.first, address))
-        while len(self.first.messages) < 2 * TURNS:
-            hot.append(await self._turn(self.first, address))
+            restarted.append(await self._turn(first, address))
+        while len(first.messages) < 2 * TURNS:
+            hot.append(await self._turn(first, address))
         last, disk = hot[-1], await server.disk_bytes()
         overhead, first_byte = await self._overheads(address)
 
         print_err(f"{server.name}: two clients …")
-        await self._turn(self.second, address)
-        turns = (self.first, self.second) * ALTERNATIONS
+        await self._turn(second, address)
+        turns = (first, second) * ALTERNATIONS
         alternating = [await self._turn(client, address) for client in turns]
         print_err(f"{server.name}: killed …")
         address, killed = await self._killed(address)
-        in_two: list[Answer] = []
+        in_two, in_four, repeated = list[Answer](), list[Answer](), list[Answer]()
         if server.max_slots > 1:
-            await self._turn(self.second, address)
+            await self._turn(second, address)
             in_two = [await self._turn(client, address) for client in turns]
+            print_err(f"{server.name}: {len(self.clients)} clients in {SLOTS} slots …")
+            address = await server.open(SLOTS)
+            for client in self.clients:
+                await self._turn(client, address)
+            for client in self.clients * ALTERNATIONS:
+                in_four.append(await self._turn(client, address))
+                repeated.append(await self._turn(client, address))
         figures: dict[str, Any] = {"name": server.name, "cold_ttft_ms": cold.ttft_ms, "hot_ttft_ms": _ttft(hot)}
         measured = {"restarted": restarted, "alternating": alternating, "two_slots": in_two, "killed": [killed]}
         for name, answers in measured.items():
             ms = _ttft(answers) if answers else None
             figures |= {f"{name}_ttft_ms": ms, f"{name}_ratio": ms and ms / figures["hot_ttft_ms"]}
+        many, beside = (_ttft(in_four), _ttft(repeated)) if in_four else (None, None)
         return figures | {
+            "four_slots_ttft_ms": many,
+            "four_slots_ratio": many and beside and many / beside,  # to the same client's next turn
             "restarted_cached": min(answer.cached for answer in restarted),
             "restarted_read": max(answer.prompt - answer.cached for answer in restarted),
             "disk_bytes": disk,
@@ -145,8 +160,10 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
     `replies_agree`: the greedy replies equal those of the engine itself.
     """
     runs: list[_Measurement] = []
-    async with bench_home(options, context_size=2 * options.tokens + MESSAGE_TOKENS, reply_tokens=REPLY_TOKENS) as home:
-        prompts = [await home.make_notes(options.tokens - 1000, first) for first in (1, 5000)]
+    async with bench_home(
+        options, context_size=SLOTS * (options.tokens + MESSAGE_TOKENS), reply_tokens=REPLY_TOKENS
+    ) as home:
+        prompts = [await home.make_notes(options.tokens - 1000, first) for first in range(1, 5000 * PROGRAMS, 5000)]
         choice, row = home.runtime.engine.choice, (await home.runtime.engine.ready()).kv_bytes_per_token
         if choice is None:
             raise BenchFailed("There is no engine of kvchat's own", "An engine is started again and again here.")
@@ -166,8 +183,7 @@ async def measure(options: BenchOptions) -> dict[str, Any]:
 
 def _run(server: Server, prompts: Sequence[str]) -> _Measurement:
     tools = json.dumps(_tools(), indent=1)
-    one, other = [_Client(f"You are an agent.\n{tools}\n{notes}") for notes in prompts]
-    return _Measurement(server, one, other)
+    return _Measurement(server, [_Client(f"You are an agent.\n{tools}\n{notes}") for notes in prompts])
 
 
 def _tools() -> list[Body]:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import ssl
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,8 +50,9 @@ MAX_CHAT_NAME = 64  # characters
 GROWTH_PROBE = "more"  # appended to a message that may grow, to find where it ends in the prompt
 THREAD_PARSE_BYTES = 32_768  # longer responses of /tokenize are parsed in a thread
 COUNT_CHUNK_CHARS = 100_000
-CACHED_PROMPTS = 4  # the turn's prompt, two probes for its boundary, and one more
-MAX_CACHED_CHARS = 5_000_000  # longer prompts are not cached; the ids take ten times the bytes
+CACHED_PROMPTS = 16  # one of each conversation
+MAX_CACHED_CHARS = 20_000_000  # of all of them; the ids take ten times the bytes
+SAME_CHAT_CHARS = 200  # a longer prompt of the same conversation lacks at most this many at a prompt's end
 _HEALTH_TIMEOUT_S = 2.0
 _REPLY_TIMEOUT_S = 3600.0  # for a reply that is not streamed
 _EMBEDDING_TIMEOUT_S = 300.0  # for a few texts, on a busy computer
@@ -107,7 +108,7 @@ class PromptTokenizer:
 
     def __init__(self, tokenize: Tokenize) -> None:
         self._tokenize = tokenize
-        self._cache: deque[tuple[str, TokenIds]] = deque(maxlen=CACHED_PROMPTS)
+        self._cache: list[tuple[str, TokenIds]] = []  # newest last
         self.end_token, self._end_id = "", -1  # text and id of the end-of-text token, once known
         self.render_options: Mapping[str, str] = {}  # to render prompts with tools in less time
         self._can_cut: bool | None = None  # None: not checked yet
@@ -123,9 +124,16 @@ class PromptTokenizer:
             if ids is not None:
                 self._can_cut = ids == whole
             ids = whole
-        if not is_draft and len(text) <= MAX_CACHED_CHARS:
-            self._cache.append((text, ids))
+        if not is_draft:
+            self._cache_prompt(text, ids)
         return ids
+
+    def _cache_prompt(self, text: str, ids: TokenIds) -> None:
+        """Cache a prompt instead of those that are the same except for their last characters."""
+        others = [p for p in self._cache if len(p[0]) - common_prefix_length(p[0], text) > SAME_CHAT_CHARS]
+        self._cache = [*others, (text, ids)][-CACHED_PROMPTS:]
+        while sum(len(cached) for cached, _ids in self._cache) > MAX_CACHED_CHARS:
+            del self._cache[0]
 
     async def _extend_cached_prompt(self, text: str) -> TokenIds | None:
         """Return the ids by extending the cached prompt with the longest common prefix; None if this is impossible."""

@@ -54,6 +54,17 @@ async def test_history_is_tokenized_once(engine: Engine, prompts: PromptTokenize
     assert max(map(len, engine.asked[before:])) < 40
 
 
+async def test_history_of_each_chat_in_turns_is_tokenized_once(engine: Engine, prompts: PromptTokenizer) -> None:
+    chats = [f"{number}. {HISTORY}" for number in range(8)]
+    for turn in range(4):
+        before = len(engine.asked)
+        for chat, history in enumerate(chats):
+            for more in ("A", "7", question := f"Question {turn}"):
+                await prompts.tokenize(f"{history}<|say|>{more}")
+            chats[chat] = f"{history}<|say|>{question}{END}<|say|>A reply{END}"
+    assert max(map(len, engine.asked[before:])) < 100
+
+
 async def test_uncuttable_text_is_tokenized_whole() -> None:
     engine = Engine(splits=False)
     prompts = PromptTokenizer(engine.tokenize)
