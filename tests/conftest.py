@@ -34,11 +34,11 @@ settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests with fake engines, and run the bundle's tests first: they take longest, and one process builds it."""
+    """Mark long tests, and run the bundle's tests first: they take longest, and one process builds it."""
     items.sort(key=lambda item: item.path.name != "test_bundle.py")
     for item in items:
-        if "fake_engine" in getattr(item, "fixturenames", ()):
-            item.add_marker("fake")
+        if {"fake_engine", "window"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("long")
 
 
 def pytest_collection_finish() -> None:

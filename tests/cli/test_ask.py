@@ -61,7 +61,7 @@ def test_the_reply_is_kept_if_the_reader_of_the_output_leaves(home, fake_engine,
     assert home.kept.absorbed() == 1
 
 
-@pytest.mark.fake
+@pytest.mark.long
 def test_a_restart_with_more_context_is_reported(home, fake_engine, tmp_path, engine_settings):
     """The attachment has more tokens than can be estimated before the engine counts them."""
     fake_engine.set(FAKE_NO_GPU=1, FAKE_REPLY="Sevens.")
@@ -87,7 +87,7 @@ def test_a_document_too_long_for_the_context_is_looked_up_in(home, fake_engine, 
     assert len(prompt["messages"][-1]["content"]) < 8_000
 
 
-@pytest.mark.fake
+@pytest.mark.long
 def test_a_server_that_saves_nothing_is_reported(tmp_path, fake_engine):
     home = Home(tmp_path / "home")
     server = UsersServer(fake_engine.path, fake_engine.plan, saves=False)
@@ -127,7 +127,7 @@ def add_newer_version(store: Path) -> None:
         db.execute("INSERT INTO migrations VALUES (99, 0)")
 
 
-@pytest.mark.fake
+@pytest.mark.long
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -180,7 +180,7 @@ def test_invalid_utf_8_and_a_terminal_without_unicode_are_handled(home, fake_eng
 
 
 @not_on_windows("uses POSIX terminals")
-@pytest.mark.fake
+@pytest.mark.long
 def test_control_characters_of_a_reply_do_not_reach_the_terminal(home, fake_engine):
     reply = "Red: \x1b[31m\x1b]0;title\x07 and \U000e0041 that is all."
     fake_engine.set(FAKE_REPLY=reply)
@@ -195,7 +195,7 @@ def test_control_characters_of_a_reply_do_not_reach_the_terminal(home, fake_engi
     assert [message["content"] for message in home.replies()] == [reply]
 
 
-@pytest.mark.fake
+@pytest.mark.long
 def test_a_chat_with_tools_calls_them(home, fake_engine):
     fake_engine.set(FAKE_CALLS='[[{"name": "date_and_time", "arguments": "{}"}]]', FAKE_REPLY="Later than you think.")
     done = home.run("ask", "--tools", "kvchat", "What time is it?")
@@ -210,7 +210,7 @@ def test_a_chat_with_tools_calls_them(home, fake_engine):
     assert "--tools works only with new chats" in refused.stderr
 
 
-@pytest.mark.fake
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_chat_calls_the_tools_of_an_approved_server(home, fake_engine, tmp_path):
     repository = tmp_path / "repository"

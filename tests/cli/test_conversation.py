@@ -20,7 +20,7 @@ from tests.engine.waiting import is_alive
 from tests.engine_fixtures import FakeEngine
 
 pty = pytest.importorskip("pty", reason="Windows has no pseudo-terminals")
-pytestmark = pytest.mark.fake
+pytestmark = pytest.mark.long
 PATIENCE_S = 240.0
 _ESCAPES = re.compile(r"\x1b\[[?0-9;]*[a-zA-Z]|\r")
 

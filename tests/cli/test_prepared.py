@@ -11,7 +11,7 @@ from tests.library.gguf_files import LLAMA, write_gguf
 
 STORY = "A long story of the river and the garden. " * 20
 
-pytestmark = pytest.mark.fake
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

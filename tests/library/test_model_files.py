@@ -69,8 +69,8 @@ def test_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     locked, scandir = tmp_path / "locked", os.scandir
     locked.mkdir()
 
-    def refused(path: str) -> object:
-        if Path(path) == locked:
+    def refused(path: str | int) -> object:
+        if str(path) == str(locked):
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 

@@ -15,7 +15,7 @@ from tests.chat.stage import Stage
 from tests.chat.turn.test_tool_calls import answer
 from tests.tools.mcp.conftest import FAULTY_SERVER
 
-pytestmark = pytest.mark.fake
+pytestmark = pytest.mark.long
 FAILED = "The request to the MCP server “faulty” failed."
 STILL = "still there"
 

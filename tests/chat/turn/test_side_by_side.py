@@ -23,7 +23,7 @@ TOPICS = (
     "Nine lamps were lit for the clock. " * 3,
 )
 OTHER = "Something quite different about a violin, a lamp and a clock, and what became of all three of them."
-pytestmark = pytest.mark.fake
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from kvchat.ui.sidebar.library_window import AddDocumentsDialog
 from tests.engine_fixtures import FakeEngine
 from tests.ui.windows import begun, child
 
-pytestmark = pytest.mark.fake
+pytestmark = pytest.mark.long
 
 STORY = "A long story of the river and the garden. " * 20
 
