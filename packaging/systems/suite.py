@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tour import Windows
 
-QUICK = "not engine and not e2e and not slow"
+UNIT = "not engine and not e2e and not slow"
 TEST_LIMIT_S = 600
 FOLDER_LIMIT_S = 3600
 NOTHING_SELECTED = 5  # pytest's exit code
@@ -29,7 +29,7 @@ def run_tests(base: Path, name: str, log: Path) -> tuple[str, list[str]]:
     """Run the quick tests of a folder or file; return the outcome and the failed tests, a line each."""
     system = Windows(base)
     system.folder = base / SOURCE
-    options = ("-q", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT_S}", "-n", str(os.cpu_count()), "-m", QUICK)
+    options = ("-q", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT_S}", "-n", str(os.cpu_count()), "-m", UNIT)
     try:
         system.setup()
         pytest = system.spawn(*system.inside(*system.console[:-1], "pytest", *options, f"tests/{name}"), output=log)
