@@ -121,8 +121,8 @@ def _hang_failure() -> EngineFailure:
     )
 
 
-_FIRST_POLL_S = 0.05
-_MAX_POLL_S = 0.1
+# Each interval is 5% longer than the one before, so the wait adds 5% at most to the time that the engine takes.
+_FIRST_POLL_S, _MAX_POLL_S = 0.01, 0.1
 
 # Restarting would fail the same way.
 _PERMANENT_FAILURES = {
@@ -350,5 +350,5 @@ class EngineSupervisor(EngineConnection):
                     _("The model may be on a slow or sleeping disk. Try again, or try a smaller model."),
                 )
             await process.exits_within(delay)
-            delay = min(delay * 1.3, _MAX_POLL_S)
+            delay = min(delay * 1.05, _MAX_POLL_S)
         return (await process.wait()).explain()

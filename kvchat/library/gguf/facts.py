@@ -228,15 +228,20 @@ def model_identity(path: Path) -> str:
 
     Hashing a whole 16 GB model would delay every start. The samples suffice: another quantisation or architecture
     differs in size and header, and a fine-tune changes nearly every weight, so some of the 4 MiB differ. The header
-    has the vocabulary, RoPE settings and chat template. Raises NotAModel.
+    has the vocabulary, RoPE settings and chat template. Cached until a file changes. Raises NotAModel.
     """
     facts = read_facts(path)
-    digest = blake3()
     try:
-        for part in facts.parts:
-            _add_part(digest, part, facts.header_size)
+        return _identity(facts.parts, facts.header_size, file_stamps(facts.parts))
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+@lru_cache(maxsize=1000)
+def _identity(parts: tuple[Path, ...], header_size: int, _stamps: FileStamps) -> str:
+    digest = blake3()
+    for part in parts:
+        _add_part(digest, part, header_size)
     return digest.hexdigest()
 
 
