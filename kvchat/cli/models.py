@@ -1,14 +1,12 @@
 """`kvchat models`: models on this computer and on Hugging Face. Also the model that other commands use."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import getpass
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
@@ -31,14 +29,12 @@ from kvchat.library.model_library import FoundModel, ModelLibrary, UnreadableFol
 from kvchat.library.remote.downloader import DownloadOrder, fetch_on_own_loop
 from kvchat.library.remote.hub import HubFile, HubRepository, parse_repository
 from kvchat.library.remote.starter import READY, fetch_starter, suggestions_for, tier_for
+from kvchat.runtime import Runtime
 from kvchat.settings import Settings, load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size, format_tokens
 from kvchat.text.language import N_, _, format_number, join_list, plural
-
-if TYPE_CHECKING:
-    from kvchat.runtime import Runtime
 
 MAX_TOKEN_LENGTH = 1000  # characters
 
