@@ -12,14 +12,15 @@ from kvchat.chat.options import NewChat
 from kvchat.chat.record.messages import Attachment, Message
 from kvchat.chat.turn.receipts import receipt_sentence
 from kvchat.chat.turn.tool_calls import Answer, Decision, PendingCall
-from kvchat.cli.arguments import AskOptions, ServeOptions
+from kvchat.cli.arguments import AskOptions, EngineOptions, ServeOptions
 from kvchat.cli.chats import find_chat
-from kvchat.cli.models import open_command_runtime, settings_with_model
 from kvchat.cli.owned import CommandRunner
 from kvchat.cli.terminal import (
     current_terminal,
     print_err,
     print_out,
+    show_progress,
+    stderr_is_tty,
     stdout_is_tty,
     to_json,
 )
@@ -28,8 +29,10 @@ from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.engine.api.errors import EngineFailure
 from kvchat.engine.api.wire import Sampling
 from kvchat.errors import KvchatError
+from kvchat.library.remote.starter import READY, fetch_starter
 from kvchat.runtime import Runtime
 from kvchat.session.events import IncreasingContext, RestoreFailed, Saved, SaveSkipped
+from kvchat.settings import Settings
 from kvchat.text.formatting import format_estimate, format_size, one_line
 from kvchat.text.language import N_, _, format_number, join_sentences
 from kvchat.text.safe_text import safe_prose
@@ -40,6 +43,53 @@ WAITING_MESSAGE = N_("Another reply is being generated; waiting…")
 SLOW_SAVE_S = 1.0  # slower saves are reported
 PROMPT = "> "
 _KEYS_HINT = N_("Press Ctrl+C to stop a reply, Ctrl+D to quit.")
+
+
+class NoModelForCommand(KvchatError):
+    def __init__(self) -> None:
+        super().__init__(
+            _("No model is chosen yet"),
+            "",
+            _("Specify one with --model PATH, or add --starter to download the small starter model (98 MB)."),
+        )
+
+
+async def open_command_runtime(runner: CommandRunner, options: EngineOptions) -> Runtime:
+    if runner.open_runtime and options.engine:
+        advice = _("Omit --engine, choose the engine in the kvchat settings, or quit kvchat first.")
+        raise KvchatError(_("kvchat is already running with another engine"), "", advice)
+    return await runner.runtime(await _settings_with_model(runner, options))
+
+
+async def _settings_with_model(runner: CommandRunner, options: EngineOptions) -> Settings:
+    settings = apply_options(await asyncio.to_thread(lambda: runner.settings), options)
+    if settings.model_path or settings.engine_url:
+        return settings
+    terminal = current_terminal.get()
+    if not options.starter:
+        if not (terminal and terminal.is_interactive):
+            raise NoModelForCommand
+        prompt = _("No model is chosen yet. Download the small starter model (98 MB)? [Y/n]") + " "
+        answer = await terminal.read_line(prompt)
+        if answer is None or answer.strip().lower() not in ("", "y", "yes"):
+            raise NoModelForCommand
+    path = str(await fetch_starter(runner.paths.models, show_starter_progress))
+    await runner.change_settings(model_path=path)
+    return dataclasses.replace(settings, model_path=path)
+
+
+def apply_options(settings: Settings, options: EngineOptions) -> Settings:
+    if options.engine:
+        settings = dataclasses.replace(settings, engine_path=str(options.engine.absolute()), engine_url=None)
+    if options.model:
+        settings = dataclasses.replace(settings, model_path=str(options.model.absolute()), engine_url=None)
+    return settings
+
+
+def show_starter_progress(stage: str, done: int, total: int) -> None:
+    show_progress(_("Starter model: {stage}", stage=_(stage)), done, total)
+    if stage == READY and stderr_is_tty():
+        print_err("")
 
 
 async def serve(options: ServeOptions, runner: CommandRunner) -> int:
@@ -56,7 +106,7 @@ async def serve(options: ServeOptions, runner: CommandRunner) -> int:
         raise KvchatError(_("kvchat is already running"), detail, advice)
     runner.is_long_running = True
     keys = await asyncio.to_thread(read_key_file, options.key_file) if options.key_file else None
-    settings = await settings_with_model(runner, options)
+    settings = await _settings_with_model(runner, options)
     settings = dataclasses.replace(
         settings,
         api_server=True,

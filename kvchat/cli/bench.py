@@ -17,8 +17,8 @@ from typing import Any
 
 from kvchat.chat.events import Event, QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Message, Receipt
+from kvchat.cli.answering import NoModelForCommand, apply_options, show_starter_progress
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.models import NoModelForCommand, apply_options, show_starter_progress
 from kvchat.cli.owned import CommandRunner
 from kvchat.cli.terminal import format_columns, print_err, print_result
 from kvchat.engine.api.wire import ChatMessage, Sampling

@@ -1,7 +1,6 @@
-"""`kvchat models`: models on this computer and on Hugging Face. Also the model that other commands use."""
+"""`kvchat models`: models on this computer and on Hugging Face."""
 
 import asyncio
-import dataclasses
 import getpass
 import sys
 from collections.abc import Sequence
@@ -10,16 +9,7 @@ from typing import Any
 
 from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
-from kvchat.cli.terminal import (
-    current_terminal,
-    format_columns,
-    pick_fields,
-    print_err,
-    print_out,
-    print_result,
-    show_progress,
-    stderr_is_tty,
-)
+from kvchat.cli.terminal import current_terminal, format_columns, pick_fields, print_out, print_result, show_progress
 from kvchat.engine_host.choice import ModelJudge, query_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
@@ -28,9 +18,8 @@ from kvchat.library.memory.verdict import judge_size
 from kvchat.library.model_library import FoundModel, ModelLibrary, UnreadableFolder
 from kvchat.library.remote.downloader import DownloadOrder, fetch_on_own_loop
 from kvchat.library.remote.hub import HubFile, HubRepository, parse_repository
-from kvchat.library.remote.starter import READY, fetch_starter, suggestions_for, tier_for
-from kvchat.runtime import Runtime
-from kvchat.settings import Settings, load_settings
+from kvchat.library.remote.starter import suggestions_for, tier_for
+from kvchat.settings import load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size, format_tokens
@@ -229,50 +218,3 @@ def set_token(options: arguments.TokenOptions) -> int:
     value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(MAX_TOKEN_LENGTH)
     print_out(_("Saved in {place}.", place=_(store.save(value))))
     return 0
-
-
-class NoModelForCommand(KvchatError):
-    def __init__(self) -> None:
-        super().__init__(
-            _("No model is chosen yet"),
-            "",
-            _("Specify one with --model PATH, or add --starter to download the small starter model (98 MB)."),
-        )
-
-
-async def open_command_runtime(runner: CommandRunner, options: arguments.EngineOptions) -> Runtime:
-    if runner.open_runtime and options.engine:
-        advice = _("Omit --engine, choose the engine in the kvchat settings, or quit kvchat first.")
-        raise KvchatError(_("kvchat is already running with another engine"), "", advice)
-    return await runner.runtime(await settings_with_model(runner, options))
-
-
-async def settings_with_model(runner: CommandRunner, options: arguments.EngineOptions) -> Settings:
-    settings = apply_options(await asyncio.to_thread(lambda: runner.settings), options)
-    if settings.model_path or settings.engine_url:
-        return settings
-    terminal = current_terminal.get()
-    if not options.starter:
-        if not (terminal and terminal.is_interactive):
-            raise NoModelForCommand
-        prompt = _("No model is chosen yet. Download the small starter model (98 MB)? [Y/n]") + " "
-        answer = await terminal.read_line(prompt)
-        if answer is None or answer.strip().lower() not in ("", "y", "yes"):
-            raise NoModelForCommand
-    path = str(await fetch_starter(runner.paths.models, show_starter_progress))
-    await runner.change_settings(model_path=path)
-    return dataclasses.replace(settings, model_path=path)
-
-
-def apply_options(settings: Settings, options: arguments.EngineOptions) -> Settings:
-    if options.engine:
-        settings = dataclasses.replace(settings, engine_path=str(options.engine.absolute()), engine_url=None)
-    if options.model:
-        settings = dataclasses.replace(settings, model_path=str(options.model.absolute()), engine_url=None)
-    return settings
-
-
-def show_starter_progress(stage: str, done: int, total: int) -> None:
-    show_progress(_("Starter model: {stage}", stage=_(stage)), done, total)
-    if stage == READY and stderr_is_tty():
-        print_err("")
