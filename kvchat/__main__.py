@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+GREETING = "Say hello in one sentence."
+GREETING_TOKENS = 64
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run kvchat with these arguments, by default those of the process, and return the exit code."""
@@ -77,10 +80,10 @@ def _prepare_window(
     The function shows the running window instead if there is one, and explains the problem if Qt would abort for lack
     of a display.
     """
-    from kvchat.cli import no_display
+    from kvchat.system.display import find_display_problem
 
-    if (problem := no_display.find_display_problem()) is not None:
-        return lambda: no_display.explain(problem, starter=starter)
+    if (problem := find_display_problem()) is not None:
+        return lambda: _explain(problem.detail, problem.advice, starter=starter)
     from kvchat.cli.owned import show_running_window
     from kvchat.errors import KvchatError
     from kvchat.system.owner import make_start_request
@@ -94,6 +97,33 @@ def _prepare_window(
     from kvchat import app
 
     return lambda: app.run(starter=starter, hidden=hidden, request=request)
+
+
+def _explain(detail: str, advice: str, *, starter: bool) -> int:
+    """Print why no window can be opened, and return the exit code.
+
+    With `starter`, chat with the starter model in the terminal instead or, without a terminal, send it one greeting.
+    """
+    from dataclasses import replace
+
+    from kvchat.text.language import _
+
+    print(
+        _("kvchat cannot open a window. {detail}\n  {advice}", detail=detail, advice=advice),
+        file=sys.stderr,
+    )
+    if not starter:
+        return 1
+    from kvchat.cli.arguments import AskOptions, find_command
+    from kvchat.cli.owned import run_command
+
+    options = AskOptions(new=True, starter=True)
+    if sys.stdin.isatty():
+        print(_("Chatting in the terminal instead."), file=sys.stderr)
+    else:
+        print(_("Asking the starter model one question instead: {greeting}", greeting=GREETING), file=sys.stderr)
+        options = replace(options, prompt=GREETING, max_tokens=GREETING_TOKENS)
+    return run_command(find_command("ask"), options)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_no_display_is_explained_without_loading_qt(headless):
     assert ended.returncode == 1
     assert "neither DISPLAY nor WAYLAND_DISPLAY is set" in ended.stderr
     assert "kvchat ask" in ended.stderr
-    assert "import 'kvchat.cli.no_display'" in ended.stderr
+    assert "import 'kvchat.system.display'" in ended.stderr
     assert "PySide6" not in ended.stderr
     ended = run_kvchat(environment=headless | {"DISPLAY": ":5999"})
     assert ended.returncode == 1

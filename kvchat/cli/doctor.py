@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from kvchat import __version__
-from kvchat.cli import no_display
 from kvchat.cli.arguments import DoctorOptions
 from kvchat.cli.engines import DEVICE_KEYS
 from kvchat.cli.terminal import pick_fields, print_result
@@ -29,6 +28,7 @@ from kvchat.library.memory.demand import LoadLimits, MemoryFacts, ModelDemand, a
 from kvchat.session.restore_support import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings
 from kvchat.store_service import describe_limit, store_problem
+from kvchat.system.display import find_display_problem
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.session_bus import BusUnavailable, Service, SessionBus
@@ -75,7 +75,7 @@ def collect_report(paths: Paths, settings: Settings) -> Report:
     if model["usable"] and (newest := newest_finding(paths.restore_findings, model_identity(Path(model["path"])))):
         finding, build = newest
         restoring = {"strategy": finding.strategy.value, "words": finding.description, "build": build}
-    problem = no_display.find_display_problem()
+    problem = find_display_problem()
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
     store = paths.save_points  # before the first start, measure the disk of a parent folder
     disk = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))

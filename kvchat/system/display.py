@@ -5,13 +5,11 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.text.language import N_, _, join_list
 
-GREETING = "Say hello in one sentence."
-GREETING_TOKENS = 64
 _NO_DISPLAY_ADVICE = N_("Start kvchat in a desktop session, or chat in the terminal with: kvchat ask PROMPT")
 
 # Libraries that Qt and its platform plugins need.
@@ -54,29 +52,6 @@ def find_display_problem(environment: Mapping[str, str] = os.environ) -> Display
         detail = _("There is no display: neither DISPLAY nor WAYLAND_DISPLAY is set.")
         return DisplayProblem(detail, _(_NO_DISPLAY_ADVICE))
     return _find_missing_libraries(needed) or _find_unreachable_display(environment)
-
-
-def explain(problem: DisplayProblem, *, starter: bool) -> int:
-    """Print why no window can be opened, and return the exit code.
-
-    With `starter`, chat with the starter model in the terminal instead or, without a terminal, send it one greeting.
-    """
-    print(
-        _("kvchat cannot open a window. {detail}\n  {advice}", detail=problem.detail, advice=problem.advice),
-        file=sys.stderr,
-    )
-    if not starter:
-        return 1
-    from kvchat.cli.arguments import AskOptions, find_command
-    from kvchat.cli.owned import run_command
-
-    options = AskOptions(new=True, starter=True)
-    if sys.stdin.isatty():
-        print(_("Chatting in the terminal instead."), file=sys.stderr)
-    else:
-        print(_("Asking the starter model one question instead: {greeting}", greeting=GREETING), file=sys.stderr)
-        options = replace(options, prompt=GREETING, max_tokens=GREETING_TOKENS)
-    return run_command(find_command("ask"), options)
 
 
 def _find_missing_libraries(libraries: Iterable[str]) -> DisplayProblem | None:

@@ -2,25 +2,23 @@
 
 import socket
 
-from kvchat.cli import no_display
-from kvchat.cli.no_display import DisplayProblem, find_display_problem
+from kvchat.system import display
+from kvchat.system.display import DisplayProblem, find_display_problem
 from tests.systems import not_on_windows
 
 pytestmark = not_on_windows("Windows always has a display")
 
 
-def test_a_missing_display_is_explained_unless_the_platform_needs_none(capsys):
+def test_a_missing_display_is_explained_unless_the_platform_needs_none():
     problem = find_display_problem({})
     assert "neither DISPLAY nor WAYLAND_DISPLAY" in problem.detail
     assert find_display_problem({"QT_QPA_PLATFORM": "offscreen"}) is None
-    assert no_display.explain(DisplayProblem("No screen.", "Use kvchat ask."), starter=False) == 1
-    assert capsys.readouterr().err == "kvchat cannot open a window. No screen.\n  Use kvchat ask.\n"
 
 
 def test_missing_libraries_are_named_with_the_command_to_install_them(monkeypatch):
     libraries = ("libNot.so.1", "libX12.so.6", "libnot-x11.so.0", "libgssapi_not5.so.2", "libglib-not.so.0")
-    monkeypatch.setattr(no_display, "_CORE_LIBRARIES", (*libraries, "libc.so.6"))
-    monkeypatch.setitem(no_display._PACKAGES, "libglib-not.so.0", "libglib2.0-0")
+    monkeypatch.setattr(display, "_CORE_LIBRARIES", (*libraries, "libc.so.6"))
+    monkeypatch.setitem(display._PACKAGES, "libglib-not.so.0", "libglib2.0-0")
     assert find_display_problem({"QT_QPA_PLATFORM": "offscreen"}) == DisplayProblem(
         f"Qt needs libraries that are not installed: {', '.join(libraries)}.",
         "On Debian or Ubuntu, run: sudo apt-get install -y libnot1 libx12-6 libnot-x11-0 libgssapi-not5-2 libglib2.0-0",
