@@ -34,7 +34,6 @@ for FAKE_HANG_DURING and FAKE_HOLD_DURING
   FAKE_REFUSE_RESTORE=1             restore answers 400
   FAKE_EMPTY_SAVE=1                 save answers 200 and writes an empty slot
   FAKE_TRUNCATE_SAVE=1              save answers 200 and writes half the file
-  FAKE_IGNORE_SIGTERM=1             ignore SIGTERM
   FAKE_SEES=1                       report vision, but be too old to count picture tokens
 Pace and content
   FAKE_TOKEN_DELAY=SECONDS          wait before each word of the reply
@@ -544,11 +543,6 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     return flags
 
 
-def on_sigterm(*_: object) -> None:
-    if not switch("FAKE_IGNORE_SIGTERM"):
-        os._exit(0)
-
-
 def fail_at_start(flags: argparse.Namespace) -> None:
     if switch("FAKE_EXIT_AT_START"):
         code, _, message = switch("FAKE_EXIT_AT_START").partition(":")
@@ -603,8 +597,6 @@ def main(arguments: list[str]) -> int:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its crashes are not worth a core file
-    signal.signal(signal.SIGTERM, on_sigterm)
-    signal.signal(signal.SIGINT, on_sigterm)
     llama = sorted(name for name in os.environ if name.upper().startswith("LLAMA_"))
     record({"pid": os.getpid(), "arguments": arguments, "environment": llama}, "launches.jsonl")
     fail_at_start(flags)

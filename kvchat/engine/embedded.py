@@ -8,12 +8,10 @@ import functools
 import importlib.util
 import json
 import os
-import signal
 import socket
 import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 FLAG = "--embedded-engine"  # makes a bundled kvchat run as the engine: `kvchat --embedded-engine JSON`
@@ -34,7 +32,7 @@ def command(argument: str) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the server until SIGTERM and return the exit code.
+    """Run the server until it is killed; return an exit code if it cannot start.
 
     The only argument is a JSON object with xllamacpp's parameters, or `DEVICES_ARGUMENT`.
     """
@@ -68,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(xllamacpp: Any, parameters: Any) -> int:
-    """Load the model and serve. The first SIGTERM or SIGINT ends the server after its batch, the second at once."""
+    """Load the model and serve; return an exit code if that fails."""
     host, port = parameters.hostnames[0], parameters.port
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # llama.cpp binds with SO_REUSEADDR, which on Windows succeeds even if another program uses the port.
@@ -78,22 +76,11 @@ def _serve(xllamacpp: Any, parameters: Any) -> int:
             probe.bind((host, port))
         except OSError:  # with llama.cpp's words, which kvchat looks for in the log
             return _fail(EXIT_PORT_TAKEN, f"couldn't bind HTTP server socket, hostname: {host}, port: {port}")
-    # While it loads, no Python code runs, so signals keep their default action and end the process.
     try:
-        server = xllamacpp.Server(parameters)
+        _server = xllamacpp.Server(parameters)  # serves in threads of its own as long as it is referenced
     except (RuntimeError, ValueError) as error:
         return _fail(EXIT_LOAD_FAILED, str(error))
-    stopping = threading.Event()
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if stopping.is_set():
-            os._exit(1)
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    stopping.wait()
-    del server  # finishes the running batch and joins its threads
+    threading.Event().wait()
     return 0
 
 

@@ -1,12 +1,14 @@
 """Waiting times if the next message is prepared while a person reads and types.
 
 Times to the first token, each compared with a hot chat in the same round. Parts: `switch`, a chat of N tokens left and
-opened again; `paste`, long texts; `documents`, chats on prepared documents of N tokens; `busy`, the error of the
-forecasts while other programs use all cores.
+opened again; `models`, two chats of N tokens in turns, each with its own model; `paste`, long texts; `documents`, chats
+on prepared documents of N tokens; `busy`, the error of the forecasts while other programs use all cores.
 """
 
 import asyncio
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,10 +22,10 @@ from typing import Any
 from kvchat.chat.events import Event, ReadAheadProgress
 from kvchat.chat.record.messages import Receipt
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench import PEOPLE, THINGS, BenchSetup, bench_home
+from kvchat.cli.bench import PEOPLE, THINGS, BenchFailed, BenchSetup, bench_home
 from kvchat.cli.terminal import print_err
 
-PARTS = ("switch", "paste", "documents", "busy")
+PARTS = ("switch", "models", "paste", "documents", "busy")
 ROUNDS = 3
 CHATS, OWN_TOKENS = 20, 100  # on the prepared documents
 PASTE = 2000  # tokens
@@ -79,6 +81,7 @@ async def measure(options: BenchOptions, parts: Sequence[str] = PARTS) -> dict[s
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
         sender, figures = Sender(home), dict[str, Any]()
         figures["switch"] = await _switch(home, sender, options.tokens) if "switch" in parts else None
+        figures["models"] = await _models(home, options.tokens) if "models" in parts else None
         figures["paste"] = await _paste(home, sender) if "paste" in parts else None
         figures["documents"] = await _documents(home, sender, options.tokens) if "documents" in parts else None
         figures["prediction_error"] = median(sender.errors) if sender.errors else None
@@ -117,6 +120,40 @@ async def _switch(home: BenchSetup, sender: Sender, tokens: int) -> dict[str, An
         "at_once_restore_ms": median(receipt.restore_ms for receipt in at_once),
         "at_once_ratio": median_of_rounds(  # to restore and hot together
             lambda receipt, other: receipt.ttft_ms / (receipt.restore_ms + other.ttft_ms), at_once, hot
+        ),
+    }
+
+
+async def _models(home: BenchSetup, tokens: int) -> dict[str, Any]:
+    """Switch between two models: a file, and a copy with one more byte."""
+    print_err(f"Two chats of about {tokens:,} tokens, each with its own model …")
+    model = Path(home.settings.model_path or "")
+    other = home.paths.data / "other.gguf"
+    shutil.copyfile(model, other)
+    with other.open("ab") as file:
+        file.write(b"\0")
+    chats = list[str]()
+    for first, path in ((1, model), (5000, other)):
+        chats.append((await home.runtime.chat.new_conversation(await home.make_notes(tokens, first))).id)
+        await home.runtime.chat.use_model(chats[-1], str(path))
+        await home.ask(chats[-1], question(0))
+    hot, switched, started_ms = list[Receipt](), list[Receipt](), list[float]()
+    for number in range(1, 4 * ROUNDS, 2):
+        for receipts, asked in ((switched, number), (hot, number + 1)):
+            receipts.append((await home.ask(chats[len(hot) % 2], question(asked))).receipt)
+        log = "\n".join(home.runtime.engine.log.since_start)
+        if not (ready_at := re.search(r"^(\d+)\.(\d+)\.(\d+)\.(\d+) .*listening on", log, re.MULTILINE)):
+            raise BenchFailed("The engine's log does not tell when it was ready", "", "Use a newer llama-server.")
+        minutes, seconds, ms, _us = map(int, ready_at.groups())
+        started_ms.append(1000 * (60 * minutes + seconds) + ms)
+    waits = [receipt.queue_wait_ms + receipt.engine_wait_ms + receipt.ttft_ms for receipt in switched]
+    return {
+        "prompt_tokens": hot[-1].prompt_tokens,
+        "engine_start_ms": median(started_ms),  # by its own log
+        "hot_ttft_ms": median_ttft(hot),
+        "switch_ms": median(waits),  # from Send to the first token
+        "switch_ratio": median(
+            wait / (start + receipt.ttft_ms) for wait, start, receipt in zip(waits, started_ms, hot, strict=True)
         ),
     }
 

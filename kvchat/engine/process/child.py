@@ -107,9 +107,7 @@ class ProcessExit:
 _NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LAST_LINES = 200
 _DRAIN_S = 1.0  # longest wait for the last output of a dead process
-# Seconds to wait after the first and the second SIGTERM, before SIGKILL. llama-server often ignores the first one soon
-# after an API request.
-STOP_TIMEOUTS_S = (2.0, 2.0)
+_GUARD_TIMEOUT_S = 4.0  # longest wait for a guard to kill the engine
 
 
 class EngineProcess(asyncio.SubprocessProtocol):
@@ -168,37 +166,24 @@ class EngineProcess(asyncio.SubprocessProtocol):
         await asyncio.wait({self._end_task}, timeout=seconds)
         return not self.running
 
-    async def stop(self, timeouts_s: tuple[float, float] = STOP_TIMEOUTS_S) -> ProcessExit:
-        """Send SIGTERM, send it again after a timeout, then kill the process. If cancelled, kill it at once."""
+    async def stop(self) -> ProcessExit:
+        """Kill the engine, which has nothing to save. SIGTERM takes longer, and llama-server may ignore it."""
         try:
-            for timeout_s in timeouts_s:
-                if self.running:  # llama-server exits immediately on the second SIGTERM
-                    self._request_stop()
-                if await self.exits_within(timeout_s):
-                    break
+            if self.running and (pipe := self._transport.get_pipe_transport(0)) is not None:
+                pipe.close()  # the guard kills the engine, and ends after it
+                await self.exits_within(_GUARD_TIMEOUT_S)
         finally:
             if self.running:
                 self._kill()
                 await asyncio.wait({self._end_task})
         return await self.wait()
 
-    def _request_stop(self) -> None:
-        if sys.platform != "win32":
-            self._signal_group(signal.SIGTERM)
-        # Windows has no SIGTERM; Ctrl+Break needs a console, and Python does not handle it while it waits for a lock.
-        elif (pipe := self._transport.get_pipe_transport(0)) is not None:
-            pipe.close()  # the guard then kills the engine
-
     def _kill(self) -> None:
-        if sys.platform != "win32":
-            self._signal_group(signal.SIGKILL)
-        else:
+        if sys.platform == "win32":
             self._transport.kill()
-
-    def _signal_group(self, number: int) -> None:
-        """Send a signal to the process group, because a guard with a pipe does not forward signals to the engine."""
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError for a zombie
-            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def _run_to_end(self) -> None:
         try:

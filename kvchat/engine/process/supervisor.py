@@ -25,7 +25,7 @@ from kvchat.engine.api.errors import (
     with_last_output,
 )
 from kvchat.engine.discovery.engines import EngineLocation, unreachable_workers
-from kvchat.engine.process.child import STOP_TIMEOUTS_S, EngineProcess
+from kvchat.engine.process.child import EngineProcess
 from kvchat.engine.process.log import EngineLog
 from kvchat.engine.process.plan import Invocation, LaunchPlan, make_invocation
 from kvchat.text.language import N_, _, format_number, join_sentences
@@ -167,7 +167,6 @@ class EngineSupervisor(EngineConnection):
         log: EngineLog | None = None,
         policy: RestartPolicy | None = None,
         monitor_policy: MonitorPolicy | None = None,
-        stop_timeouts_s: tuple[float, float] = STOP_TIMEOUTS_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         generations: Iterator[int] | None = None,
@@ -176,7 +175,7 @@ class EngineSupervisor(EngineConnection):
         super().__init__(generations or itertools.count(1))
         self.log = log or EngineLog()
         self._policy, self._monitor_policy = policy or RestartPolicy(), monitor_policy or MonitorPolicy()
-        self._stop_timeouts_s, self._clock, self._sleep = stop_timeouts_s, clock, sleep
+        self._clock, self._sleep = clock, sleep
         self._serial = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
@@ -303,7 +302,7 @@ class EngineSupervisor(EngineConnection):
         finally:
             self._client = None
             try:
-                await process.stop(self._stop_timeouts_s)
+                await process.stop()
             finally:
                 await client.aclose()
 

@@ -171,7 +171,7 @@ async def test_engine_stopped_during_a_restart_stays_stopped(stage: Stage) -> No
 async def test_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "SAVE_TIMEOUT_S", 0.2)
     chat = await stage.chat()
-    stage.fake.set(FAKE_HANG_DURING=phase, FAKE_IGNORE_SIGTERM=None)
+    stage.fake.set(FAKE_HANG_DURING=phase)
     future = stage.service.send(chat, QUESTION)
     await stage.until(lambda: stage.of(Saving if phase == "save" else Prefilling))
     await asyncio.wait_for(stage.runtime.stop_engine(), 120)

@@ -23,7 +23,7 @@ CLOSE = MonitorPolicy(check_interval_s=0.05, response_timeout_s=20.0, max_misses
 
 
 def monitored(fake: FakeEngine, policy: MonitorPolicy = CLOSE) -> AbstractAsyncContextManager[EngineSupervisor]:
-    options = {"policy": RestartPolicy(first_delay_s=0.01), "monitor_policy": policy, "stop_timeouts_s": (0.2, 0.2)}
+    options = {"policy": RestartPolicy(first_delay_s=0.01), "monitor_policy": policy}
     return supervised(fake.location, fake.plan, **options)
 
 

@@ -19,17 +19,14 @@ from tests.systems import needs_signals
 
 STARTING, LOADING, READY = EngineState.STARTING, EngineState.LOADING, EngineState.READY
 STOPPING, STOPPED, FAILED = EngineState.STOPPING, EngineState.STOPPED, EngineState.FAILED
-QUICK, PATIENT = (0.5, 0.3), (120.0, 120.0)
 
 
 class RecordedSupervisor(EngineSupervisor):
     """Supervisor that records its published statuses; its back-off takes no time."""
 
-    def __init__(
-        self, fake: FakeEngine, policy: RestartPolicy | None = None, stop_timeouts_s: tuple[float, float] = QUICK
-    ) -> None:
+    def __init__(self, fake: FakeEngine, policy: RestartPolicy | None = None) -> None:
         self.fake, self.delays, self.now, self.statuses = fake, list[float](), 0.0, list[EngineStatus]()
-        super().__init__(policy=policy, stop_timeouts_s=stop_timeouts_s, clock=lambda: self.now, sleep=self._skip_pause)
+        super().__init__(policy=policy, clock=lambda: self.now, sleep=self._skip_pause)
         self.subscribe(self.statuses.append)
 
     @property
@@ -53,15 +50,8 @@ class RecordedSupervisor(EngineSupervisor):
 
 
 @pytest.fixture
-def stop_timeouts_s() -> tuple[float, float]:
-    return PATIENT
-
-
-@pytest.fixture
-async def supervisor(
-    fake_engine: FakeEngine, stop_timeouts_s: tuple[float, float]
-) -> AsyncIterator[RecordedSupervisor]:
-    supervisor = RecordedSupervisor(fake_engine, stop_timeouts_s=stop_timeouts_s)
+async def supervisor(fake_engine: FakeEngine) -> AsyncIterator[RecordedSupervisor]:
+    supervisor = RecordedSupervisor(fake_engine)
     yield supervisor
     await supervisor.close()
     assert supervisor.pid is None
@@ -101,14 +91,13 @@ async def test_one_process_at_a_time(supervisor: RecordedSupervisor, fake_engine
     assert first.key != (await supervisor.ready()).key
 
 
-@pytest.mark.parametrize("stop_timeouts_s", [QUICK])
 async def test_cancelled_stop_kills(supervisor: RecordedSupervisor, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_IGNORE_SIGTERM=1)
     await supervisor.start_fake()
     pid = supervisor.pid
     assert pid is not None
     stopping = asyncio.create_task(supervisor.stop())
-    await until(lambda: supervisor.status.state is STOPPING)
+    await asyncio.sleep(0)
+    assert supervisor.status.state is STOPPING
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
