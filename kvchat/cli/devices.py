@@ -33,13 +33,22 @@ async def pair_computers(options: arguments.PairOptions, runner: CommandRunner) 
     if not options.code:
         advice = _("Run `kvchat pair` on the other computer, or see Settings, Devices there.")
         raise KvchatError(_("The code is missing"), _("The other computer shows the code."), advice)
-    computer = await PairedComputerStore(runner.paths).pair(options.address, options.code)
+    store = PairedComputerStore(runner.paths)
+    before, computer = await asyncio.to_thread(store.load), await store.pair(options.address, options.code)
     await runner.change_settings(engine_url=computer.url)
     if runner.open_runtime is not None:
         await runner.open_runtime.restart_engine()
     name = safe_prose(computer.name)
     facts = {"name": computer.name, "url": computer.url, "device": computer.device}
-    return print_result(options.as_json, facts, [_("Paired with {name}. Chats now use its models.", name=name)])
+    lines = [_("Paired with {name}. Chats now use its models.", name=name)]
+    if before is not None and before.certificate != computer.certificate:
+        lines.append(
+            _(
+                "The memory of your chats stays on {name} until you remove this computer there, in Settings, Devices.",
+                name=safe_prose(before.name),
+            )
+        )
+    return print_result(options.as_json, facts, lines)
 
 
 async def _show_code(options: arguments.PairOptions, runner: CommandRunner) -> int:

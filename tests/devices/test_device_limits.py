@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from kvchat.engine.process import supervisor
+from kvchat.engine.api.connection import EngineState
+from kvchat.engine.process import external, supervisor
+from kvchat.engine_host.paired_computer import PairedComputerStore
 from kvchat.gateway import gateway
 from kvchat.gateway.checks import parse_checked
 from kvchat.gateway.crashes import MAX_CRASHES
@@ -17,11 +20,13 @@ from kvchat.gateway.devices import api
 from kvchat.gateway.dialects.request import Dialect, ParsedRequest
 from kvchat.gateway.runner import Model
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.devices.conftest import PROGRAM_KEY, PROGRAM_KEYS, client_of, paired, sharing_of
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.servers import WORDS, RunningGateway, chat_body, running_gateway
 from tests.library.gguf_files import LLAMA, write_gguf
+from tests.running import opened
 from tests.store_contents import StoreContents
 
 OURS = {"authorization": f"Bearer {PROGRAM_KEY}"}
@@ -63,6 +68,39 @@ async def test_waiting_change_of_the_model_ends_with_its_device(
                 await until(lambda: listener.connection_count == 1)
         await until(lambda: not slots._engine_changes)
     assert not fake_engine.launches()
+
+
+async def test_device_does_not_change_the_model_all_the_time(
+    box: RunningGateway, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "MODEL_PAUSE_S", 1000.0)
+    other = write_gguf(Path(settings.model_path).parent / "egret.gguf", dict(LLAMA))
+    named = [Model(path.stem, str(path)) for path in (other, Path(settings.model_path), other)]
+    monkeypatch.setattr(box.gateway.runner, "find_model", AsyncMock(side_effect=named))
+    device = await paired(box)
+    async with client_of(device) as client:
+        assert (await client.post("/kvchat/model", json={})).status_code == 200
+        again = asyncio.create_task(client.post("/kvchat/model", json={}))
+        await until(lambda: box.gateway.runner.find_model.await_count == 2)
+        async with client_of(await paired(box)) as somebody_else:
+            assert (await somebody_else.post("/kvchat/model", json={})).status_code == 200
+        assert not again.done()
+        again.cancel()
+
+
+async def test_laptop_notices_that_it_was_removed(
+    box: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it sends no message."""
+    monkeypatch.setattr(external, "PAIRED", replace(external.PAIRED, check_interval_s=0.05))
+    home, device = tmp_path / "laptop", await paired(box)
+    PairedComputerStore(resolve_paths({"KVCHAT_HOME": str(home)}).ensure()).save(device)
+    async with opened(home, Settings(engine_url=device.url)) as laptop:
+        await laptop.engine.ready()
+        sharing_of(box).remove(device.device)
+        await until(lambda: laptop.engine.status.state is EngineState.FAILED)
+        assert laptop.engine.status.failure is not None
+        assert "refused access" in laptop.engine.status.failure.title
 
 
 def question(text: str, *more: str) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.record.messages import Message
+from kvchat.chat.events import ReadAheadProgress
+from kvchat.chat.record.messages import NEW_CHAT_ID, Message
 from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
 from kvchat.engine.api import transport
 from kvchat.engine.api.errors import EngineError
@@ -200,6 +201,17 @@ async def test_odd_memory_lists_and_forecasts(
     assert all(min(done) >= 0 for done in shown)
     between.answers = {}
     check_receipt(await ask(laptop, chat, "Goodbye"))
+
+
+async def test_preparation_that_stays_unfinished_is_not_shown_forever(
+    hostile: tuple[HostileBox, PairedComputer], laptop: Runtime
+) -> None:
+    shown: list[ReadAheadProgress] = []
+    laptop.events.subscribe(lambda event: shown.append(event) if isinstance(event, ReadAheadProgress) else None)
+    hostile[0].answers["/kvchat/prepare"] = b'{"ready": 100, "total": 200}\n'
+    laptop.chat.read_ahead.set_draft(NEW_CHAT_ID, "Hello " * 100, ())
+    await until(lambda: len(shown) > 1 and shown[-1].done_tokens == shown[-1].total)
+    assert any(event.done_tokens < event.total for event in shown)
 
 
 async def test_odd_answers_to_pairing(hostile: tuple[HostileBox, PairedComputer]) -> None:

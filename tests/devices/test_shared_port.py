@@ -231,10 +231,13 @@ async def test_keys_are_valid_on_their_own_listener_only(box: RunningGateway) ->
     async with client_of(device) as client:
         for key, status in keys.items():
             headers = {"authorization": f"Bearer {key}".encode("latin-1")}
-            for path in ("/v1/models", "/kvchat/chats", "/kvchat/requests", "/metrics", "/props"):
+            for path in ("/v1/models", "/kvchat/chats", "/kvchat/requests", "/health", "/props"):
                 assert (await client.get(path, headers=headers)).status_code == status, (key, path)
         answer = await client.post("/kvchat/pair", json={})
         assert answer.status_code == 403, "a key does not pair"
+        assert (await client.get("/metrics")).status_code == 404
+        del client.headers["authorization"]
+        assert (await client.get("/health")).status_code == 200
     pairing = await box.client.post("/kvchat/pair", json={}, headers={"authorization": f"Bearer {PROGRAM_KEY}"})
     assert pairing.status_code in (404, 405), "devices pair on the shared port only"
 

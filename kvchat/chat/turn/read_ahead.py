@@ -191,23 +191,29 @@ class ReadAhead:
         self, lease: Lease, messages: list[ChatMessage], branch: list[Message], target: _Target, *, read: bool
     ) -> bool:
         """Have another kvchat prepare the branch and, if it can be read ahead, the draft."""
-        start = 0
+        start = reached = 0
+        is_shown = False
 
         def publish(done: int, total: int) -> None:
-            nonlocal start
-            start = start or done
-            if read and done < total:
+            nonlocal start, reached, is_shown
+            start, reached = start or done, done
+            if read and done < total and total - start >= MIN_GAIN:  # it does not process fewer
+                is_shown = True
                 self._turn_context.publish(ReadAheadProgress(owner, done - start, total - start, is_draft))
 
         owner, new, is_draft = target.conversation_id, prompt_messages([*branch, target.message]), False
-        ready, total = await lease.engine.engine.prepare(messages, publish, read=read)
-        if ready < total or not read or not target.draft.strip() or needs_vision(new):
+        prepare = lease.engine.engine.prepare
+        try:
+            ready, total = await prepare(messages, publish, read=read)
+            if ready < total or not read or not target.draft.strip() or needs_vision(new):
+                return True
+            if not quotable_documents([*branch, target.message]):
+                start, is_draft = 0, True
+                await prepare(new, publish, read=True)
             return True
-        if not quotable_documents([*branch, target.message]):
-            start, is_draft = 0, True
-            ready, total = await lease.engine.engine.prepare(new, publish, read=True)
-        self._turn_context.publish(ReadAheadProgress(owner, ready - start, ready - start, is_draft))
-        return True
+        finally:
+            if is_shown:
+                self._turn_context.publish(ReadAheadProgress(owner, reached - start, reached - start, is_draft))
 
     async def _process_branch(self, job: _PrefillJob, label: str, draft: Tokens, loaded: LoadedState) -> bool:
         """Process the branch and save it under `label`, the id of its last message; then process the draft."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from kvchat.engine.api import wire
-from kvchat.engine.api.errors import EngineError, EngineLifetime, EngineRefused, ForeignServer
+from kvchat.engine.api.errors import AccessRefused, EngineError, EngineLifetime, EngineRefused, ForeignServer
 from kvchat.engine.api.pictures import (
     FIRST_PICTURE_ID,
     PicturePrompts,
@@ -178,7 +178,7 @@ class LlamaServerClient:
         and `on_silence` is called repeatedly while a started reply is silent. With `exclusive`, no other program uses
         the server.
         """
-        self.base_url, self.key, self.exclusive = base_url, key, exclusive
+        self.base_url, self.key, self.exclusive, self._is_paired = base_url, key, exclusive, tls is not None
         self._rows = defaultdict[int, UnchangedRows](lambda: UnchangedRows(exclusive))
         self.slot = 0  # used for every request
         self._headers: Mapping[str, str] = {}  # of requests that generate
@@ -202,8 +202,13 @@ class LlamaServerClient:
         self._http.end_silent_requests()
 
     async def is_loaded(self, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:
-        """Return True once the engine has loaded its model (GET /health). Raises EngineGone and ForeignServer."""
+        """Return True once the engine has loaded its model (GET /health).
+
+        Raises EngineGone and ForeignServer, and AccessRefused if a paired kvchat does not know the key.
+        """
         status = await self._http.get_status("/health", timeout_s)
+        if status == 401 and self._is_paired:
+            raise AccessRefused
         if status not in (200, 503):
             raise ForeignServer(_("Another program is using the engine's port"), f"/health says {status}.")
         return status == 200

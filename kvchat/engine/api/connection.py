@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kvchat.engine.api.errors import EngineError, EngineFailed, EngineFailure, EngineLifetime
+from kvchat.engine.api.errors import EngineError, EngineFailed, EngineFailure, EngineLifetime, FailureKind
 from kvchat.text.language import N_, _
 
 if TYPE_CHECKING:
@@ -34,6 +34,16 @@ class EngineStatus:
     failure: EngineFailure | None = None  # why the engine failed or restarts, or that no model is chosen
     restart_attempt: int = 0  # number of automatic restarts so far
     is_testing: bool = False  # kvchat is testing whether the engine restores chats (while LOADING)
+
+    @property
+    def is_away(self) -> bool:
+        """True if the engine is on a paired computer that is not available."""
+        return self.failure is not None and self.failure.kind is FailureKind.AWAY
+
+    @property
+    def is_unpaired(self) -> bool:
+        """True if the computers must be paired again."""
+        return self.failure is not None and self.failure.kind is FailureKind.UNPAIRED
 
 
 class EngineConnection:

@@ -32,6 +32,7 @@ class FailureKind(Enum):
     HANGS = "hangs"  # stopped responding after ready
     GPU_LOST = "gpu lost"
     AWAY = "away"  # a paired computer is off, asleep or out of reach
+    UNPAIRED = "unpaired"  # a paired computer has removed this one, or its certificate has changed
     WORKER_LOST = "worker lost"  # an RPC server
     EXITED = "exited"
 
@@ -114,6 +115,8 @@ class EngineGone(EngineError):
 
 class EngineUnreachable(EngineGone):
     """No connection could be opened."""
+
+    timed_out = False  # else the connection was refused at once
 
 
 class EngineSilent(EngineGone):

@@ -230,8 +230,11 @@ class Transport:
                 response.abort()
 
     async def get_status(self, path: str, timeout_s: float) -> int:
-        """Return the status of a GET request without the key, since another program may be listening."""
-        async with self._open("GET", path, b"", {}, timeout_s) as response:
+        """Return the status of a GET request.
+
+        The key is sent only to a paired kvchat, which proves its identity: elsewhere, another program may be listening.
+        """
+        async with self._open("GET", path, b"", self._authorization if self._tls else {}, timeout_s) as response:
             await response.read_head()
             if self._tls:
                 await response.aread()  # the connection can be kept
@@ -410,7 +413,9 @@ class Transport:
 
     def _unreachable(self, error: OSError) -> EngineGone:
         reason = str(error) or _("It does not accept connections.")
-        return EngineUnreachable(_("The engine cannot be reached"), reason, _(_GONE_ADVICE), self.lifetime)
+        gone = EngineUnreachable(_("The engine cannot be reached"), reason, _(_GONE_ADVICE), self.lifetime)
+        gone.timed_out = isinstance(error, TimeoutError)
+        return gone
 
     def _engine_fault(self, body: str | bytes, status: int) -> EngineRefused | EngineBroken:
         refusal = wire.parse_error(body, status)

@@ -15,6 +15,7 @@ import psutil
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.api.errors import (
+    AccessRefused,
     EngineError,
     EngineFailure,
     EngineGone,
@@ -88,7 +89,7 @@ class ExternalServer(EngineConnection):
         self._policy = policy or PollPolicy()
         self._task: asyncio.Task[None] | None = None
         self._check_now = asyncio.Event()  # set when a request fails
-        self._is_unreachable = False  # the last failed request could not even connect
+        self._failed_connect: EngineUnreachable | None = None  # the last failed request could not even connect
 
     async def connect(self, address: ServerAddress) -> None:
         await self._end_monitor()
@@ -119,36 +120,38 @@ class ExternalServer(EngineConnection):
             response_s=self._policy.unreachable_after_s if address.certificate else CONNECT_TIMEOUT_S,
         )
         lost: EngineFailure | None = None
+        is_away = False
         try:
             while True:
-                refusal = await self._wait_until_ready(client, address, lost)
+                refusal = lost if is_away else await self._wait_until_ready(client, address, lost)
                 if refusal is not None:
                     self.publish(EngineStatus(EngineState.FAILED, refusal))
                     if refusal.kind is not FailureKind.AWAY:
                         return
-                    await self._wait_until_back(client)
-                    lost = None
+                    with contextlib.suppress(AccessRefused):
+                        await self._wait_until_back(client)
+                    lost, is_away = None, False
                     continue
                 self.generation = next(self._generations)
                 client.begin_lifetime()
                 self._set_ready(client, EngineStatus(EngineState.READY))
-                await self._wait_until_lost(client)
+                is_away = await self._wait_until_lost(client)
                 self._client, lost = None, _unreachable(address)
         finally:
             self._client = None
             await client.aclose()
 
     def _note_fault(self, error: EngineError) -> None:
-        self._is_unreachable = isinstance(error, EngineUnreachable)
+        self._failed_connect = error if isinstance(error, EngineUnreachable) else None
         self._check_now.set()
 
     async def _wait_until_back(self, client: LlamaServerClient) -> None:
         while True:
-            await asyncio.sleep(self._policy.check_interval_s / 2)
             client.end_silent_requests()
             with contextlib.suppress(EngineGone, ForeignServer):
                 if await client.is_loaded(self._policy.unreachable_after_s):
                     return
+            await asyncio.sleep(self._policy.check_interval_s / 2)
 
     async def _wait_until_ready(
         self, client: LlamaServerClient, address: ServerAddress, failure: EngineFailure | None
@@ -164,8 +167,10 @@ class ExternalServer(EngineConnection):
                 deadline = now() + policy.return_timeout_s
             except ForeignServer:
                 return _not_llama_server(client.base_url)
+            except AccessRefused:
+                return _access_refused(address)
             except CertificateChanged as error:
-                return EngineFailure(FailureKind.NOT_FOUND, error.title, error.detail, error.advice)
+                return EngineFailure(FailureKind.UNPAIRED, error.title, error.detail, error.advice)
             except EngineGone:
                 unreachable = _unreachable(address)
                 if now() >= deadline:
@@ -173,35 +178,33 @@ class ExternalServer(EngineConnection):
                 self.publish(EngineStatus(EngineState.STARTING, unreachable))
             await asyncio.sleep(min(policy.poll_s, max(0.0, deadline - now())))
 
-    async def _wait_until_lost(self, client: LlamaServerClient) -> None:
-        misses, self._is_unreachable = 0, False
+    async def _wait_until_lost(self, client: LlamaServerClient) -> bool:
+        """Return True if a paired computer does not respond at all, so that waiting longer is pointless."""
+        misses, self._failed_connect = 0, None
         while misses < self._policy.max_misses:
             pause = self._policy.check_interval_s if misses == 0 else self._policy.poll_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._check_now.wait()
             self._check_now.clear()
-            if self._is_unreachable and self._policy.keeps_trying:
-                return
+            if self._failed_connect is not None and self._policy.keeps_trying:
+                break
             try:
                 if not await client.is_loaded(self._policy.response_timeout_s):
-                    return  # it has restarted, so the slots are empty
+                    return False  # it has restarted, so the slots are empty
                 misses = 0
-            except (EngineGone, ForeignServer):
+            except AccessRefused:
+                return False
+            except (EngineGone, ForeignServer) as error:
+                self._failed_connect = error if isinstance(error, EngineUnreachable) else None
                 misses += 1
+        return self._policy.keeps_trying and self._failed_connect is not None and self._failed_connect.timed_out
 
 
 async def _find_incompatibility(client: LlamaServerClient, address: ServerAddress) -> EngineFailure | None:
     try:
         facts = await client.facts()
     except EngineRefused as refusal:
-        if refusal.status in (401, 403) and address.certificate:
-            return EngineFailure(
-                FailureKind.NOT_FOUND,
-                _("{name} refused access", name=address.name),
-                _("That computer has removed this one from its paired devices."),
-                _("Pair the computers again in Settings, Engine."),
-            )
         if refusal.status in (401, 403):
             return _failure(_("The server rejected the API key"), refusal.message)
         return _not_llama_server(client.base_url)
@@ -217,6 +220,15 @@ async def _find_incompatibility(client: LlamaServerClient, address: ServerAddres
         _("The server is too old"),
         _("It is build {build}; kvchat needs {minimum_build} or newer.", build=build, minimum_build=MINIMUM_BUILD),
         _("Update llama-server on that server."),
+    )
+
+
+def _access_refused(address: ServerAddress) -> EngineFailure:
+    return EngineFailure(
+        FailureKind.UNPAIRED,
+        _("{name} refused access", name=address.name),
+        _("That computer has removed this one from its paired devices."),
+        _("Pair the computers again in Settings, Engine."),
     )
 
 

@@ -6,6 +6,7 @@ Everything but pairing is open to any client with a key, and shows each client o
 import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -34,6 +35,7 @@ from kvchat.session.slot_request import Priority
 from kvchat.session.slots import Slots
 from kvchat.system.pairing import CodeHolder, PairingLocked, WrongCode
 
+MODEL_PAUSE_S = 5.0  # between two changes of the model by one client
 MAX_AT_ONCE = 8  # requests of one client, except for models
 MAX_FLAGGED = 1000  # names of one client's chats without memory that are to be kept, or not to be saved
 _MAX_BODY = 10_000  # bytes, except of prompts
@@ -99,6 +101,7 @@ class DeviceApi:
     read_body: Callable[[Scope, Receive], AbstractAsyncContextManager[bytes]]
     _preparing: Counter[str] = field(default_factory=Counter)  # by program
     _loading: set[str] = field(default_factory=set)  # programs
+    _loaded_at: dict[str, float] = field(default_factory=dict)  # time.monotonic() of a program's last change of model
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
@@ -175,7 +178,7 @@ class DeviceApi:
             raise RequestRefused(503, str(error), "unavailable_error") from error
 
     async def _load_model(self, request: Request) -> Response:
-        """Load a model as soon as no reply is being generated. A program has one loaded at a time."""
+        """Load a model as soon as no reply is being generated. A program has one loaded at a time, with pauses."""
         program = request.scope["program"]
         if program in self._loading:
             raise RequestRefused(429, "A model is being loaded.", "rate_limit_error", RETRY_AFTER_S)
@@ -190,11 +193,14 @@ class DeviceApi:
         path = model.path if model else None
         try:
             if not self.host.is_ready(path):
+                program, never = request.scope["program"], -MODEL_PAUSE_S
+                await asyncio.sleep(self._loaded_at.get(program, never) + MODEL_PAUSE_S - time.monotonic())
                 async with self.slots.exclusive():
                     request.scope["check_key"]()  # it may have waited for long
                     self.runner.check_running()
                     if await request.is_disconnected():
                         raise RequestRefused(503, "The client disconnected.", "unavailable_error")
+                    self._loaded_at[program] = time.monotonic()
                     await self.host.ready(path)
         except KvchatError as error:
             raise RequestRefused(503, str(error), "unavailable_error") from error

@@ -24,6 +24,9 @@ MAX_DEVICES = 100
 _MAX_FILE = 200_000  # bytes
 _USE_INTERVAL_S = 3600.0  # precision of `last_used_at`
 
+_HEALTH = "/health"  # a paired computer checks it all the time
+_TOTALS = "/metrics"  # also counts the requests of others
+
 # All that a browser may use: the files of the engine's web page, and what that page needs to chat.
 PAGE_PATHS = ("/", "/index.html")
 _BROWSER_API = ("/v1/chat/completions", "/v1/models", "/models", "/props")
@@ -117,16 +120,16 @@ class Devices(Keys):
 
     def allows(self, program: str, path: str) -> bool:
         device = self.find(program)
-        return device is not None and (not device.is_browser or path in _BROWSER_API or is_page_file(path))
+        if device is None or path == _TOTALS:
+            return False
+        if path != _HEALTH and time.time() - device.last_used_at >= _USE_INTERVAL_S:
+            self._devices[device.key_hash] = replace(device, last_used_at=time.time())
+            self._on_change()
+        return not device.is_browser or path in _BROWSER_API or is_page_file(path)
 
     def program_of(self, key: str) -> str | None:
         device = self._devices.get(_hash(key))  # looking up a hash leaks nothing about the key through timing
-        if device is None:
-            return None
-        if time.time() - device.last_used_at >= _USE_INTERVAL_S:
-            self._devices[device.key_hash] = device = replace(device, last_used_at=time.time())
-            self._on_change()
-        return device.program
+        return device.program if device else None
 
 
 def is_page_file(path: str) -> bool:

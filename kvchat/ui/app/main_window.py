@@ -220,6 +220,8 @@ class MainWindow(QMainWindow):
         chat.content_changed.connect(self._chat_page.show_messages)
         chat.model_changed.connect(self._choose_page)
         self.first_start.back_button.clicked.connect(lambda: self._pages.setCurrentWidget(self._chat_page))
+        for pair in (self.first_start.other_computer_button, self.engine_card.pair_button):
+            pair.clicked.connect(self.side_windows.open_engine_settings)
         for new in (self.context_card.new_chat_button, sidebar.new_button):
             new.clicked.connect(self.new_conversation)
         for leave in (self.find_bar.closed, header.rename_ended):

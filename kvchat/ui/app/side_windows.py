@@ -17,6 +17,7 @@ from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.programs.programs_window import ProgramsWindow
 from kvchat.ui.settings.api_server import ApiServerPage
+from kvchat.ui.settings.engines import EnginePage
 from kvchat.ui.settings.presets import ChatSettingsWindow, EditedChat, PresetsPage
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
@@ -74,6 +75,9 @@ class SideWindows(QObject):
 
     def open_tool_settings(self) -> SettingsWindow:
         return self.open_settings(ToolsPage.name)
+
+    def open_engine_settings(self) -> SettingsWindow:
+        return self.open_settings(EnginePage.name)
 
     def open_chat_settings(self, chat: EditedChat) -> ChatSettingsWindow:
         presets = partial(self.open_settings, PresetsPage.name)

@@ -17,6 +17,7 @@ class EngineCard(Card):
         super().__init__()
         self.start_button = self.add_button(_("Start"), "primary")
         self.restart_button = self.add_button(_("Restart"), "primary")
+        self.pair_button = self.add_button(_("Pair again…"), "primary")
         self.log_button = self.add_button(_("View log"))
         self.locate_button = self.add_button(_("Locate file…"), "primary")
         self.download_button = self.add_button(_("Download again…"))
@@ -35,11 +36,11 @@ class EngineCard(Card):
         """Show the engine's state.
 
         `can_download` means that a missing model can be downloaded again, `has_own_engine` that this computer can take
-        over from a paired one that is away.
+        over from a paired one.
         """
-        is_away = status.failure is not None and status.failure.kind is FailureKind.AWAY
+        state, failure, is_away = status.state, status.failure, status.is_away
+        is_remote = is_away or status.is_unpaired
         self.restart_button.setText(_("Try again") if is_away else _("Restart"))
-        state, failure = status.state, status.failure
         failed, stopped = state is EngineState.FAILED, state is EngineState.STOPPED
         if state in (EngineState.READY, EngineState.UNLOADED):
             self.hide()
@@ -58,12 +59,13 @@ class EngineCard(Card):
         self.model_button.setText(_("Choose another model") if model is not None else _("Choose a model"))
         self.show_buttons(
             stopped and model is not None and self.start_button,
-            failed and not is_model_missing and self.restart_button,
-            failed and not is_model_missing and not is_away and self.log_button,
+            failed and not is_model_missing and not status.is_unpaired and self.restart_button,
+            failed and status.is_unpaired and self.pair_button,
+            failed and not is_model_missing and not is_remote and self.log_button,
             failed and is_model_missing and self.locate_button,
             failed and is_model_missing and can_download and self.download_button,
             ((failed and not is_away) or (stopped and model is None)) and self.model_button,
-            is_away and has_own_engine and self.own_engine_button,
+            is_remote and has_own_engine and self.own_engine_button,
         )
         for widget in (self, self.title):
             restyle(widget, "tone", "bad" if failed else "")

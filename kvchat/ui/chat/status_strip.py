@@ -10,7 +10,7 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QToolTip, QWidget
 
-from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.text.formatting import format_tokens
 from kvchat.text.language import _, format_number, join_parts
 from kvchat.ui.base.building import label, progress_bar, row, tool_button
@@ -183,14 +183,14 @@ class StatusStrip(QFrame):
         self.remarks = Remarks(look)
         parts = row(self.dot, self.state, spacing=7), self.model, self.context, (self.remarks, 1)
         row(*parts, self.progress, self.stop_button, on=self, spacing=_GAP, margins=(_GAP, 6, _GAP, 6))
-        self._look = look
+        self._look, self._is_away = look, False
         self._remarks: tuple[Remark, ...] = ()
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_engine(self, state: EngineState, model: str | None, context: int | None, context_reason: str) -> None:
+    def show_engine(self, status: EngineStatus, model: str | None, context: int | None, context_reason: str) -> None:
         """`context` is the context length in tokens, or None if unknown."""
-        self.dot.state = state
+        self.dot.state, self._is_away = status.state, status.is_away and status.state is EngineState.FAILED
         self._show_state()
         self.model.set_text(model or _("no model"))
         text = _("context {available}", available=format_tokens(context)) if context is not None else ""
@@ -224,7 +224,7 @@ class StatusStrip(QFrame):
 
     def _show_state(self) -> None:
         is_silent = self.dot.is_silent and self.dot.state is EngineState.READY
-        text = _("not responding") if is_silent else _(self.dot.state.value)
+        text = _("not responding") if is_silent else _("not available") if self._is_away else _(self.dot.state.value)
         self.dot.update()
         self.state.setText(text)
         self.state.setAccessibleName(_("Engine {word}", word=text))

@@ -40,7 +40,7 @@ class ChatController(Controller):
         self._loading = False  # messages are loading: do not flash the empty page
         self._load_task: asyncio.Task[Any] | None = None  # loads the last opened conversation's messages
         self._turns: defaultdict[str, TurnStatus] = defaultdict(TurnStatus)
-        self._model = runtime.model.path
+        self._model = runtime.settings.engine_url or runtime.model.path
         self._regenerated: Message | None = None  # reply to regenerate with another model
         transcript, composer = views.transcript, views.composer
         self._presenter = ChatPresenter(
@@ -162,10 +162,10 @@ class ChatController(Controller):
             can_download=can_download,
             has_own_engine=self._runtime.settings.model_path is not None,
         )
-        views.status_strip.show_engine(engine.status.state, model.label, engine.context_size, engine.context_reason)
+        views.status_strip.show_engine(engine.status, model.label, engine.context_size, engine.context_reason)
         self._show_header()
-        if self._model != model.path:
-            self._model = model.path
+        if self._model != (chosen := self._runtime.settings.engine_url or model.path):
+            self._model = chosen
             self.model_changed.emit()
 
     def run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:

@@ -9,7 +9,6 @@ from PySide6.QtCore import QObject, QTimer
 from kvchat.chat.events import Event
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.connection import EngineStatus
-from kvchat.engine.api.errors import FailureKind
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.exchange import PromptTooLong
@@ -79,7 +78,7 @@ class ChatPresenter:
         status = self.runtime.engine.status
         self.transcript.show_unanswered(
             unanswered and not too_long and (reported or turn.failure is None),
-            is_away=status.failure is not None and status.failure.kind is FailureKind.AWAY,
+            is_away=status.is_away,
             resends=turn.resends,
         )
 

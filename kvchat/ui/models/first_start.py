@@ -57,6 +57,7 @@ class FirstStart(QWidget):
         self.choose_file_button = _widen(
             button(_("Choose a model file…"), lambda: open_gguf_dialog(self, lambda path: runner.start(use(path))))
         )
+        self.other_computer_button = _widen(button(_("Use the models of another computer…")))
         self.back_button = _widen(button(_("Not now"), kind="flat"))
         self.error_card = Card()
         for widget in (self.error_card, self.error_card.title):
@@ -175,8 +176,8 @@ class FirstStart(QWidget):
 
     def _show_download(self, fetching: bool) -> None:
         self._progress.setVisible(fetching)
-        others = self.starter_button, self.models_button, self.choose_file_button, self.back_button
-        for choice in (*self.local_model_buttons, *others):
+        others = self.models_button, self.choose_file_button, self.other_computer_button, self.back_button
+        for choice in (*self.local_model_buttons, self.starter_button, *others):
             choice.setVisible(not fetching)
         if fetching:
             self.error_card.hide()
@@ -193,7 +194,7 @@ class FirstStart(QWidget):
         column(self.bar, below, on=self._progress, spacing=10, margins=(0, 4, 0, 0))
         self._progress.hide()
         choices = self._local_model_column, self.starter_button, self.models_button, self.choose_file_button
-        outcome = self._progress, self.error_card, self.back_button
+        outcome = self.other_computer_button, self._progress, self.error_card, self.back_button
         more = self.storage_label, self.login_box, self.engine_offer
         logo = QLabel(pixmap=app_icon().pixmap(QSize(64, 64)))
         title = label(_("Choose a model to chat with"), "hero", wraps=True)

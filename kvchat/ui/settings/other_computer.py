@@ -5,10 +5,12 @@ from collections.abc import Mapping
 
 from PySide6.QtWidgets import QWidget
 
+from kvchat.engine.api.errors import EngineFailed
 from kvchat.engine_host.paired_computer import PairedComputer
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings
 from kvchat.sharing_service import find_shared
+from kvchat.system.pairing import WrongCode
 from kvchat.text.language import N_, _, join_sentences
 from kvchat.ui.base.building import button, clear, column, label, line_edit, row
 from kvchat.ui.dialogs.confirm import confirm
@@ -60,9 +62,11 @@ class OtherComputerEntry(Entry):
 
     def refresh(self, settings: Settings) -> None:
         computer, is_used = self.paired_computer, self.used_computer is not None
-        self._unpaired.setVisible(computer is None)
+        failure = status.failure if is_used and (status := self._page.runtime.engine.status).is_unpaired else None
+        needs_pairing = computer is None or failure is not None
+        self._unpaired.setVisible(needs_pairing)
         self._paired.setVisible(computer is not None)
-        self.set_help(_(_HELP) if computer is None else "")
+        self.set_help(_(_HELP) if needs_pairing else "")
         if computer is None:
             return
         self.refuse("")
@@ -70,6 +74,9 @@ class OtherComputerEntry(Entry):
         where = _("Paired with {name} at {address}.", name=name, address=computer.url.removeprefix("https://"))
         use = _("Chats use the models of that computer.") if is_used else _("Chats use the engine of this computer.")
         self.state_label.setText(join_sentences(where, use))
+        if failure is not None:
+            self.state_label.setText(allow_line_breaks(str(EngineFailed(failure))))
+            self.address_field.setText(computer.url.removeprefix("https://"))
         self.use_button.setText(_("Use {name}", name=_shortened(computer.name)).replace("&", "&&"))
         self.use_button.setAccessibleName(_("Use {name}", name=computer.name))
         self.unpair_button.setAccessibleName(_("Unpair {name}", name=computer.name))
@@ -149,6 +156,9 @@ class OtherComputerEntry(Entry):
 
     def _show_error(self, error: KvchatError) -> None:
         self.refuse(allow_line_breaks(str(error)))
+        field = self.code_field if isinstance(error, WrongCode) else self.address_field
+        field.setFocus()  # the disabled button has lost it
+        field.selectAll()
 
     def _ask_to_unpair(self) -> None:
         async def unpair() -> None:

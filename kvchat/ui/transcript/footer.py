@@ -306,8 +306,8 @@ class TranscriptTail(QWidget):
         self.unanswered_row = QWidget()  # shown if the last message has no reply
         self.answer_button = button(_("Try again"), self.retry_requested, "link", name=_("Try again to get a reply"))
         self.resend_button = button(_("Send when the computer is back"), kind="link")  # while a paired computer is away
-        unanswered = label(_("This message has no reply yet."), "small")
-        row(unanswered, self.answer_button, self.resend_button, STRETCH, on=self.unanswered_row, margins=0)
+        self.unanswered_label = label(kind="small")
+        row(self.unanswered_label, self.answer_button, self.resend_button, STRETCH, on=self.unanswered_row, margins=0)
         first = self.prioritize_button, 0, Qt.AlignmentFlag.AlignLeft
         shown = self.failure_card, self.call_card, self.unanswered_row
         self._column = column(self.pending_label, first, *shown, on=self, spacing=22, margins=0)

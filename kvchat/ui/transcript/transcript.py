@@ -131,10 +131,9 @@ class Transcript(MessageColumn):
 
     def show_unanswered(self, unanswered: bool, *, is_away: bool = False, resends: bool = False) -> None:
         """Offer to send the last message again and, while a paired computer `is_away`, to do so when it is back."""
-        button = self.tail.resend_button
-        button.setText(_("Waiting…") if resends else _("Send when the computer is back"))
-        button.setEnabled(not resends)
-        button.setVisible(is_away)
+        waiting, ended = _("kvchat sends this message when the computer is back."), _("This message has no reply yet.")
+        self.tail.unanswered_label.setText(waiting if resends else ended)
+        self.tail.resend_button.setVisible(is_away and not resends)
         self.tail.unanswered_row.setVisible(unanswered)
         self._fit_tail()
 

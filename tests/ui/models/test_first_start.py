@@ -11,6 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
+from kvchat.engine.api.connection import EngineState
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
 from kvchat.errors import KvchatError
@@ -32,6 +33,13 @@ from tests.ui.windows import begun
 @pytest.fixture
 def runtime(tmp_path: Path) -> StagedRuntime:
     return StagedRuntime(tmp_path, model=None)
+
+
+async def test_page_ends_when_another_computer_is_used(runtime: StagedRuntime, window: MainWindow) -> None:
+    assert window.first_start.isVisible()
+    runtime.settings = replace(runtime.settings, engine_url="https://gpubox:8738")
+    runtime.set_engine(EngineState.STARTING)
+    await until(window.composer.isVisible)
 
 
 async def test_without_a_model_the_page_is_shown_and_refuses_a_file_that_is_none(

@@ -7,6 +7,7 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.errors import EngineFailure, FailureKind
 from kvchat.engine.api.wire import ServerFacts
 from kvchat.engine_host.paired_computer import PairedComputer, PairingFailed
 from kvchat.errors import KvchatError
@@ -70,6 +71,7 @@ async def test_found_computers_fill_in_the_address_and_errors_are_shown_as_worde
         pairing.refuse = error
         qtbot.keyClick(entry.code_field, Qt.Key.Key_Return)
         await until(lambda error=error: entry.refusal.text() == allow_line_breaks(str(error)))
+        assert (entry.code_field if isinstance(error, WrongCode) else entry.address_field).hasFocus()
     assert pairing.calls == [("192.168.1.5:8738", "123456")] * 2
     entry._page.panel.close()
     assert entry.code_field.text() == ""
@@ -110,6 +112,25 @@ async def test_a_paired_computer_is_named_used_left_and_unpaired(
     await until(entry.address_field.isVisible)
     assert runtime.settings.engine_url is None
     assert await runtime.engines.paired_computer() is None
+
+
+async def test_a_computer_that_has_removed_this_one_is_paired_again(
+    runtime: StagedRuntime, window: MainWindow, pairing: Pairing, entry: OtherComputerEntry, qtbot: QtBot
+) -> None:
+    qtbot.keyClicks(entry.address_field, "gpubox")
+    qtbot.keyClicks(entry.code_field, "123456")
+    qtbot.mouseClick(entry.pair_button, LEFT)
+    await until(entry.stop_using_button.isVisible)
+    failure = EngineFailure(FailureKind.UNPAIRED, "gpubox refused access", "It has removed this one.", "Pair again.")
+    runtime.set_engine(EngineState.FAILED, failure=failure)
+    card = window.engine_card
+    assert not card.restart_button.isVisible()
+    card.pair_button.click()
+    await until(entry.code_field.isVisible)
+    assert entry.state_label.text() == allow_line_breaks("gpubox refused access. It has removed this one. Pair again.")
+    qtbot.keyClicks(entry.code_field, "654321")
+    qtbot.mouseClick(entry.pair_button, LEFT)
+    await until(lambda: pairing.calls[1:] == [("192.168.1.5:8738", "654321")])
 
 
 async def test_the_computer_is_named_where_the_engine_is(runtime: StagedRuntime, window: MainWindow) -> None:
