@@ -413,7 +413,12 @@ class SwitchingEngineHost:
 
     @property
     def restore_description(self) -> str:
-        return self.finding.description if self.finding else ""
+        text, arguments = self.finding.description if self.finding else "", self._settings().engine_arguments.split()
+        if not text or self.is_external or not any("draft" in argument or argument == "-md" for argument in arguments):
+            return text
+        return join_sentences(
+            text, _("The engine does not save the draft model’s state: replies may be slower after a restore.")
+        )
 
     @property
     def can_retest(self) -> bool:

@@ -62,6 +62,21 @@ async def test_formats_are_followed_and_models_switch(tmp_path, smollm2):
         assert reply.receipt.cached_tokens > 150
 
 
+async def test_a_draft_model_is_used_after_a_restart(tmp_path):
+    model = tiny_model("llama")
+    draft = settings(model, "llama-server", engine_arguments=f"-md {model} --spec-type draft-simple")
+    async with opened(tmp_path, draft) as runtime:
+        conversation = (await runtime.chat.new_conversation()).id
+        assert await runtime.chat.send(conversation, WORDS, SHORT)
+    async with opened(tmp_path, draft) as runtime:
+        reply = await runtime.chat.send(conversation, "And then?", SHORT)
+        assert reply is not None
+        assert reply.receipt is not None
+        assert reply.receipt.source is Source.DISK
+        assert any("draft acceptance" in line for line in runtime.engine.log_lines)
+        assert "draft model" in runtime.engine.restore_description
+
+
 async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path, smollm2):
     async with opened(tmp_path, settings(smollm2, "llama-server", context_size=1024)) as runtime:
         chat, events = runtime.chat, list[Event]()
