@@ -283,6 +283,12 @@ _STARTUP_RULES = (
         N_("Set the KV cache precision in the settings to Exact (f16), or use an engine with flash attention."),
     ),
     _Rule(
+        r"doesn't contain MTP layers|failed to load draft model",
+        FailureKind.INCOMPATIBLE,
+        N_("The engine's extra arguments are invalid"),
+        N_("Correct the extra arguments in the settings, or clear them."),
+    ),
+    _Rule(
         r"unknown model architecture",
         FailureKind.BAD_MODEL,
         N_("The model cannot be loaded"),

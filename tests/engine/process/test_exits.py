@@ -89,6 +89,8 @@ DYLD = "dyld[99]: Library not loaded: @rpath/libllama.dylib"
         (embedded.EXIT_NOT_INSTALLED, "cannot import xllamacpp: No module named 'x'", FailureKind.NOT_FOUND),
         (1, "error: invalid argument: --kv-unified", FailureKind.INCOMPATIBLE),
         (1, QUANTISED_V, FailureKind.INCOMPATIBLE),
+        (1, f"{NOT_A_MODEL}\nE srv    load_model: failed to load draft model, '/d.gguf'", FailureKind.INCOMPATIBLE),
+        (1, "W llama_init_from_model: MTP requested but model doesn't contain MTP layers", FailureKind.INCOMPATIBLE),
         (1, f"{QUANTISED_V_AUTO}\nE srv load_model: failed to load model, 'm.gguf'", FailureKind.INCOMPATIBLE),
         (-4, "", FailureKind.UNSUPPORTED_CPU),
         (-6, "/src/llama-kv-cache.cpp:99: GGML_ASSERT(n > 0) failed", FailureKind.CRASHED),
