@@ -15,6 +15,7 @@ from kvchat.chat.events import ReadAheadProgress
 from kvchat.chat.record.messages import NEW_CHAT_ID, Message
 from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence
 from kvchat.engine.api import transport
+from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import MAX_MODELS, ChatMessage, parse_models
 from kvchat.engine_host.paired_computer import (
@@ -212,6 +213,22 @@ async def test_preparation_that_stays_unfinished_is_not_shown_forever(
     laptop.chat.read_ahead.set_draft(NEW_CHAT_ID, "Hello " * 100, ())
     await until(lambda: len(shown) > 1 and shown[-1].done_tokens == shown[-1].total)
     assert any(event.done_tokens < event.total for event in shown)
+
+
+async def test_message_does_not_wait_for_a_preparation_there(laptop: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = asyncio.Event()
+
+    async def prepare(*_: object, **__: object) -> tuple[int, int]:
+        begun.set()
+        await asyncio.Event().wait()
+        return 0, 0
+
+    monkeypatch.setattr(LlamaServerClient, "prepare", prepare)
+    chat = (await laptop.chat.new_conversation()).id
+    laptop.chat.read_ahead.set_draft(chat, "Hello " * 100, ())
+    async with asyncio.timeout(60):
+        await begun.wait()
+        assert await laptop.chat.send(chat, "Hello " * 100)
 
 
 async def test_odd_answers_to_pairing(hostile: tuple[HostileBox, PairedComputer]) -> None:

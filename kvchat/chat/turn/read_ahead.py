@@ -7,8 +7,9 @@ processed except for its last tokens; its state is never saved.
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from kvchat.chat.events import Notice, ReadAheadProgress, ReadAheadSkipped
 from kvchat.chat.record.messages import (
@@ -39,6 +40,7 @@ from kvchat.text.reasons import Reason, ReasonCode
 TYPING_PAUSE_S = 0.6  # delay after the last draft change
 PASTE_CHARACTERS = 400  # more at once were pasted
 DWELL_S = 1.0  # time on a chat before it is processed if nothing can be restored
+_CHECK_S = 0.03  # between two checks whether work on another computer is still wanted
 UNSTABLE_TOKENS = 8  # at a draft's end; typing may change them
 
 
@@ -170,7 +172,8 @@ class ReadAhead:
         try:
             lease = await turn_context.exchange(slot, owner).lease_slot(request)
             if lease.engine.keeps_memory:
-                return await self._prepare_on_server(lease, messages, branch, target, read=read)
+                work = self._prepare_on_server(lease, messages, branch, target, read=read)
+                return await _run_while(may_continue, work)  # it may wait there for long, and the turn for it
             boundary = await lease.turn_boundary(messages)
             if len(boundary) >= lease.engine.context_size:
                 return False  # the next answer makes room for it
@@ -275,6 +278,18 @@ class ReadAhead:
             return await prefill_and_save(job.lease, [tokens], loaded, job.may_continue, save, on_progress)
         finally:
             publish(reached - start, reached - start)
+
+
+async def _run_while(may_continue: Callable[[], bool], work: Coroutine[Any, Any, bool]) -> bool:
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done() and may_continue():
+            await asyncio.wait({task}, timeout=_CHECK_S)
+        return task.done() and await task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 async def _stable_prefix(target: _Target, lease: Lease, boundary: Tokens, messages: list[ChatMessage]) -> Tokens:

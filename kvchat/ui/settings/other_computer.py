@@ -47,12 +47,11 @@ class OtherComputerEntry(Entry):
         self.stop_using_button = button(_("Use this computer"), lambda: page.run(page.runtime.use_server(None)))
         self.stop_using_button.setToolTip(_("Chats will use the engine of this computer. The computers stay paired."))
         self.unpair_button = button(_("Unpair…"), self._ask_to_unpair)
-        buttons = flow(self.use_button, self.stop_using_button, self.unpair_button)
-        column(self.state_label, buttons, on=self._paired, spacing=8, margins=0)
+        column(flow(self.use_button, self.stop_using_button, self.unpair_button), on=self._paired, margins=0)
         control = QWidget()
-        column(self._unpaired, self._paired, on=control, spacing=0, margins=0)
+        column(self.state_label, self._unpaired, self._paired, on=control, spacing=8, margins=0)
         super().__init__(_("On another computer"), _(_HELP), control, is_wide=True)
-        self._paired.hide()
+        self._show_paired(False)
 
     @property
     def used_computer(self) -> PairedComputer | None:
@@ -65,7 +64,7 @@ class OtherComputerEntry(Entry):
         failure = status.failure if is_used and (status := self._page.runtime.engine.status).is_unpaired else None
         needs_pairing = computer is None or failure is not None
         self._unpaired.setVisible(needs_pairing)
-        self._paired.setVisible(computer is not None)
+        self._show_paired(computer is not None)
         self.set_help(_(_HELP) if needs_pairing else "")
         if computer is None:
             return
@@ -82,6 +81,10 @@ class OtherComputerEntry(Entry):
         self.unpair_button.setAccessibleName(_("Unpair {name}", name=computer.name))
         self.use_button.setVisible(not is_used)
         self.stop_using_button.setVisible(is_used)
+
+    def _show_paired(self, is_paired: bool) -> None:
+        for widget in (self.state_label, self._paired):
+            widget.setVisible(is_paired)
 
     def restore(self, settings: Settings) -> None:
         self.code_field.clear()
