@@ -36,10 +36,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.blocks", description=__doc__)
     parser.add_argument("--chats", type=int, default=0, help="number of other chats, never opened")
     parser.add_argument("--over", type=float, default=LIMIT_MS, metavar="MS", help="show the stacks of longer blocks")
+    parser.add_argument("phases", nargs="*", help="measure only these, such as crowd; default: all")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # its children end with it
     with tempfile.TemporaryDirectory(prefix="kvchat-blocks-") as folder:
-        result = measure(Path(folder), options.chats)
+        result = measure(Path(folder), options.chats, options.phases)
     blocks = [Block(**block) for block in result["blocks"]]
     print(report(blocks, result["beats"], options.over))
     print(result["fault"] or "done", flush=True)
@@ -49,14 +50,14 @@ def main() -> None:
     sys.exit(bool(result["fault"]) or any(block.own > allowed.get(block.phase, LIMIT_MS) for block in blocks))
 
 
-def measure(folder: Path, chats: int) -> dict[str, Any]:
+def measure(folder: Path, chats: int, phases: list[str]) -> dict[str, Any]:
     home = Home(folder / "home")
     settings = {"model_path": str(tiny_model("llama")), "engine_path": engine_path("llama-server")}
     others = {"api_server": True, "api_port": free_port("127.0.0.1")}
     home.write_settings(**settings, **others, max_tokens=500, read_ahead="always", context_size=16384, **GREEDY)
     asyncio.run(_fill(home, settings, chats))
     out = folder / "blocks.json"
-    command = [sys.executable, "-m", "tests.blocks.app", str(out)]
+    command = [sys.executable, "-m", "tests.blocks.app", str(out), *phases]
     with Desktop() as desktop:
         desktop.environment.pop("QT_LINUX_ACCESSIBILITY_ALWAYS_ON")  # accessibility changes the times
         output = folder / "output"

@@ -16,7 +16,7 @@ from unittest import mock
 from PySide6.QtCore import QObject, QPoint, Signal
 from PySide6.QtWidgets import QApplication, QDialog, QFileDialog, QLineEdit, QWidget
 
-from kvchat import app, application
+from kvchat import __main__, application
 from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadAheadProgress, ReplyFinished
 from kvchat.engine.process.plan import free_port
 from kvchat.session.events import Saved
@@ -25,6 +25,7 @@ from kvchat.ui.sidebar.library_window import AddDocumentsDialog, LibraryWindow
 from tests.blocks.watch import Watch
 from tests.e2e.home import notes
 from tests.e2e.waiting import wait_until
+from tests.kvstore.store_bench import FINGERPRINT, Model, token_range
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
@@ -35,6 +36,11 @@ _CHANGES = (
 )  # fmt: skip
 _PHASE_S = 0.05  # until the watch notices the phase
 _MOMENT_S = 0.4  # a short look
+_KEYS = """
+import json, subprocess, sys
+for line in sys.stdin:
+    print(subprocess.run(["xdotool", *json.loads(line)]).returncode, flush=True)
+"""
 
 
 class User(QObject):
@@ -42,9 +48,12 @@ class User(QObject):
 
     _called = Signal(object)
 
-    def __init__(self, app: Any, out: Path) -> None:
+    def __init__(self, app: Any, out: Path, phases: list[str]) -> None:
         super().__init__()
         self.window, self.runtime, self._app, self._out = app._window, app._runtime, app, out
+        self._phases = phases
+        command = [sys.executable, "-c", _KEYS]
+        self._keys = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.watch = Watch()
         self.events: list[Event] = []
         self._called.connect(lambda act: act())
@@ -57,8 +66,10 @@ class User(QObject):
             for phase in (
                 self.start, self.select, self.hover, self.keys, self.five_at_once, self.scroll, self.write, self.paste,
                 self.reply, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
-                self.settings, self.palette, self.search, self.crowd_elsewhere, self.crowd,
+                self.settings, self.palette, self.search, self.absorb, self.crowd_elsewhere, self.crowd,
             ):  # fmt: skip
+                if self._phases and phase.__name__ not in ("start", *self._phases):
+                    continue
                 self.watch.phase = phase.__name__.replace("_", " ")
                 time.sleep(_PHASE_S)
                 phase()
@@ -213,6 +224,17 @@ class User(QObject):
             self.beside_a_crowd(f"http://127.0.0.1:{port}")
             server.terminate()
 
+    def absorb(self) -> None:
+        """Absorb a slot file of 2 GB, written by another process."""
+        store = self.runtime._store
+        path, model, tokens = store.staging.slot_folder() / "large.slot", Model(32, 8192), token_range(4096)
+        write = f"Path({str(path)!r}).write_bytes({model!r}.slot_file(token_range({len(tokens)})))"
+        code = f"from pathlib import Path; from tests.kvstore.store_bench import *; {write}"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        store.saver.add(path, "large", FINGERPRINT, tokens, path.stat().st_size)
+        if store.absorb_pending().refused:
+            raise RuntimeError("the file was not absorbed")
+
     # Helpers
 
     def open_chats(self, indexes: Iterable[int], seconds: float) -> None:
@@ -310,20 +332,25 @@ class User(QObject):
         return results[0]  # type: ignore[no-any-return]
 
     def xdotool(self, *arguments: str) -> None:
-        subprocess.run(["xdotool", *arguments], check=True, timeout=TIMEOUT_S)
+        """Call xdotool in a process of its own, because a fork here would hold the interpreter until the exec."""
+        assert self._keys.stdin is not None
+        assert self._keys.stdout is not None
+        print(json.dumps(arguments), file=self._keys.stdin, flush=True)
+        if self._keys.stdout.readline() != "0\n":
+            raise RuntimeError(f"xdotool {arguments} failed")
 
 
-def main(out: Path) -> None:
+def main(out: Path, phases: list[str]) -> None:
     """Run kvchat, watched, until the user is done."""
     start, users = application.Application.start, []
 
     async def started(self: Any, **options: bool) -> None:
-        users.append(User(self, out))
+        users.append(User(self, out, phases))
         await start(self, **options)
 
     with mock.patch.object(application.Application, "start", started):
-        sys.exit(app.run(starter=False, hidden=False))
+        sys.exit(__main__.main([]))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
