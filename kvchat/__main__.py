@@ -1,6 +1,7 @@
 """Entry point: parses the command line and starts the app or a command."""
 
 import gc
+import linecache
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -84,16 +85,20 @@ def _prepare_window(
 
     if (problem := find_display_problem()) is not None:
         return lambda: _explain(problem.detail, problem.advice, starter=starter)
-    from kvchat.cli.owned import show_running_window
-    from kvchat.errors import KvchatError
-    from kvchat.system.owner import make_start_request
+    from kvchat.system.owner import make_start_request, owner_of
     from kvchat.system.paths import resolve_paths
 
-    request = make_start_request(targets, quick=quick)
-    with suppress(KvchatError):  # app.run reports it in a dialog
-        if show_running_window(resolve_paths(), request):
-            return lambda: 0
+    paths, request = resolve_paths(), make_start_request(targets, quick=quick)
+    if owner_of(paths.data) is not None:
+        from kvchat.cli.owned import show_running_window
+        from kvchat.errors import KvchatError
+
+        with suppress(KvchatError):  # app.run reports it in a dialog
+            if show_running_window(paths, request):
+                return lambda: 0
     gc.disable()  # until startup is done, because every collection would scan all imported objects
+    # PySide reads the source of each module imported until then (shibokensupport/feature.py), and Python would keep it.
+    linecache.updatecache = lambda *_: []
     from kvchat import app
 
     return lambda: app.run(starter=starter, hidden=hidden, request=request)

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import gc
+import importlib
+import linecache
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -84,8 +86,9 @@ class Application:
         await self._window.start()
         state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
         self._window.runner.start(watch_updates(state, wanted, self._window.notices.notify_new_version))
-        gc.enable()
+        importlib.reload(linecache)  # see kvchat.__main__
         gc.freeze()  # else each full collection would scan all Qt classes and block the app
+        gc.enable()
         await self._runtime.start()
         self.start_requests.update_global_key()
         if starter and not self._runtime.settings.model_path:

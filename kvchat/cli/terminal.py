@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import errno
@@ -21,14 +20,16 @@ from contextlib import suppress
 from contextvars import ContextVar
 from datetime import datetime
 from enum import Enum
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvchat.errors import KvchatError
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 EXIT_FAILED = 1  # argparse exits with 2
 EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141  # 128 + SIGINT and SIGPIPE, as in shells
@@ -46,6 +47,8 @@ class Terminal:
         self.end_code = EXIT_INTERRUPTED  # exit code after `end_command`
         self.is_interactive = self.stdout_is_tty = self.stderr_is_tty = False  # set by the client
         self._connection = connection
+        import asyncio  # the first frame does not need it
+
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         threading.Thread(target=self._send_all, name="terminal", daemon=True).start()

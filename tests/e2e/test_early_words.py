@@ -28,7 +28,7 @@ _DRIVER = """
 import asyncio, os, signal, sys
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from kvchat import app
+from kvchat import app, startup
 from kvchat.chat.turn import turns
 
 words, moment = os.environ["WORDS"], os.environ["MOMENT"]
@@ -54,7 +54,7 @@ def dies(function, *, after):
 if moment == "imports":  # never
     async def hang(*_):
         await asyncio.Event().wait()
-    app.asyncio.to_thread = hang
+    startup.asyncio.to_thread = hang
 elif moment == "before it is stored":
     turns.store_question = dies(turns.store_question, after=False)
 elif moment in ("while it is stored", "before the commit"):

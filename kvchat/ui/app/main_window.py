@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -148,6 +147,8 @@ class MainWindow(QMainWindow):
         Raises StorageFailed if unsent text could not be saved.
         """
         self.window_layout.remember()
+        import asyncio
+
         from kvchat.ui.controllers.views import Controller
 
         await self.chat.drafts.wait_until_released()

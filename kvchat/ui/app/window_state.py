@@ -7,7 +7,6 @@ from typing import Any
 from PySide6.QtCore import QEvent, QObject, QSettings, QSize, Qt
 from PySide6.QtWidgets import QMainWindow, QSplitter, QWidget
 
-from kvchat.system.concurrency import SHUTDOWN_TIMEOUT_S
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import Header
 from kvchat.ui.sidebar.conversation_list import Arrangement
@@ -36,6 +35,8 @@ class WindowState:
 
     def wait_until_written(self) -> None:
         """Block until all values are written, at most `SHUTDOWN_TIMEOUT_S`."""
+        from kvchat.system.concurrency import SHUTDOWN_TIMEOUT_S  # the first frame does not need it
+
         if self._thread is not None:
             self._thread.join(SHUTDOWN_TIMEOUT_S)
 

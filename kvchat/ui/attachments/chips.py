@@ -16,7 +16,6 @@ from PySide6.QtWidgets import QDialog, QFrame, QScrollArea, QWidget
 
 from kvchat.text.formatting import format_size, format_tokens, one_line
 from kvchat.text.language import _
-from kvchat.text.safe_text import safe_document, safe_prose
 from kvchat.text.search import Term, find_first_match, find_matches
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.theme import Look, code_font, restyle
@@ -184,6 +183,8 @@ class AttachmentView(QDialog):
         parent: QWidget,
         quotes: str = "",
     ) -> None:
+        from kvchat.text.safe_text import safe_document, safe_prose  # the first frame does not need it
+
         super().__init__(parent)
         self.setWindowTitle(safe_prose(attachment.name))
         text = safe_document(attachment.name, attachment.full_text)

@@ -349,7 +349,7 @@ class StartupDrafts(QObject):
         self._composer = composer
         self._drafts: dict[str, str] = {}
         self._too_long: set[str] = set()  # stored drafts that will become attachments
-        composer.editor.textChanged.connect(self._emit_changed)
+        composer.editor.textChanged.connect(self.emit_changed)
 
     def restore(self, conversation_id: str, drafts: Mapping[str, str]) -> None:
         """Put the stored draft in front of the text that the user has typed since."""
@@ -359,7 +359,7 @@ class StartupDrafts(QObject):
         if draft := self._drafts.get(conversation_id):
             self._composer.set_draft(draft + self._composer.draft)
         else:
-            self._emit_changed()
+            self.emit_changed()
 
     def switch_to(self, conversation_id: str) -> None:
         self._drafts[self.conversation_id], self.conversation_id = self._composer.draft, conversation_id
@@ -367,9 +367,9 @@ class StartupDrafts(QObject):
 
     def end(self) -> dict[str, str]:
         """Stop following the composer and return all drafts by conversation id."""
-        self._composer.editor.textChanged.disconnect(self._emit_changed)
+        self._composer.editor.textChanged.disconnect(self.emit_changed)
         return self._drafts | {self.conversation_id: self._composer.draft}
 
-    def _emit_changed(self) -> None:
+    def emit_changed(self) -> None:
         if self.is_restored and self.conversation_id not in self._too_long:
             self.changed.emit(self.conversation_id, self._composer.draft)

@@ -10,7 +10,6 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QToolTip, QWidget
 
-from kvchat.engine.api.connection import EngineState, EngineStatus
 from kvchat.text.formatting import format_tokens
 from kvchat.text.language import _, format_number, join_parts
 from kvchat.ui.base.building import label, progress_bar, row, tool_button
@@ -21,6 +20,7 @@ from kvchat.ui.widgets.layouts import ElidedLabel, plain_tip
 if TYPE_CHECKING:
     from kvchat.chat.context import ContextUsage
     from kvchat.chat.turn.forecasts import Forecast
+    from kvchat.engine.api.connection import EngineState, EngineStatus
     from kvchat.ui.chat.turn_status import Remark
 
 _REMARK_GAP, _GAP = 18, 16  # pixels between remarks, and between the strip's parts
@@ -94,18 +94,19 @@ class EngineDot(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self.state, self.is_silent = EngineState.STOPPED, False  # silent: not responding; call update after a change
+        self.state: EngineState | None = None  # unknown; call update after a change
+        self.is_silent = False  # not responding
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        theme, is_silent = self._look.theme, self.is_silent and self.state is EngineState.READY
-        off = EngineState.STOPPED, EngineState.STOPPING, EngineState.UNLOADED
-        colour = theme.muted if self.state in off else theme.warn if is_silent else theme.accent
-        if self.state is EngineState.FAILED:
-            colour = theme.bad
+        theme, state = self._look.theme, self.state.name if self.state is not None else "STOPPED"
+        is_silent = self.is_silent and state == "READY"
+        colour = theme.warn if is_silent else theme.accent
+        if state in ("STOPPED", "STOPPING", "UNLOADED", "FAILED"):
+            colour = theme.bad if state == "FAILED" else theme.muted
         with QPainter(self) as painter:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.setPen(QColor(colour))
-            if self.state in (EngineState.READY, EngineState.FAILED) and not is_silent:
+            if state in ("READY", "FAILED") and not is_silent:
                 painter.setBrush(QColor(colour))
             painter.drawEllipse(QRectF(self.rect()).adjusted(0.75, 0.75, -0.75, -0.75))
 
@@ -190,7 +191,7 @@ class StatusStrip(QFrame):
 
     def show_engine(self, status: EngineStatus, model: str | None, context: int | None, context_reason: str) -> None:
         """`context` is the context length in tokens, or None if unknown."""
-        self.dot.state, self._is_away = status.state, status.is_away and status.state is EngineState.FAILED
+        self.dot.state, self._is_away = status.state, status.is_away and status.state.name == "FAILED"
         self._show_state()
         self.model.set_text(model or _("no model"))
         text = _("context {available}", available=format_tokens(context)) if context is not None else ""
@@ -223,8 +224,10 @@ class StatusStrip(QFrame):
         self._hide_overflow()
 
     def _show_state(self) -> None:
-        is_silent = self.dot.is_silent and self.dot.state is EngineState.READY
-        text = _("not responding") if is_silent else _("not available") if self._is_away else _(self.dot.state.value)
+        state = self.dot.state
+        is_silent = self.dot.is_silent and state is not None and state.name == "READY"
+        text = _("not available") if self._is_away else _(state.value) if state is not None else ""
+        text = _("not responding") if is_silent else text
         self.dot.update()
         self.state.setText(text)
         self.state.setAccessibleName(_("Engine {word}", word=text))

@@ -15,7 +15,6 @@ from PySide6.QtCore import QModelIndex, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import QLineEdit, QStyle, QStyleOptionViewItem, QWidget
 
-from kvchat.session.proof import Source
 from kvchat.text.formatting import one_line
 from kvchat.text.language import N_, _, join_list
 from kvchat.ui.base.icons import icon
@@ -244,18 +243,18 @@ class ConversationDelegate(ItemDelegate):
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
         """Draw a dot for the chat's memory: full if in a slot, with a core if in RAM, half if on disk, else hollow."""
-        theme, source = self.look.theme, row.forecast.source if row.forecast else Source.COLD
-        colour = QColor(theme.accent if source is not Source.COLD else theme.muted)
+        theme, source = self.look.theme, row.forecast.source.value if row.forecast else "cold"
+        colour = QColor(theme.accent if source != "cold" else theme.muted)
         side, rect = self.look.px(9), option.rect
         box = mirrored_box(option, QRectF(rect.left() + self.look.px(11), rect.center().y() - side // 2, side, side))
         painter.setPen(QPen(colour, 1.4))
-        painter.setBrush(colour if source is Source.HOT else Qt.BrushStyle.NoBrush)
+        painter.setBrush(colour if source == "hot" else Qt.BrushStyle.NoBrush)
         painter.drawEllipse(box)
         painter.setBrush(colour)
-        if source is Source.WARM:
+        if source == "warm":
             inset = side / 4
             painter.drawEllipse(box.adjusted(inset, inset, -inset, -inset))
-        if source is Source.DISK:
+        if source == "disk":
             painter.drawPie(box, 90 * 16, 180 * 16)
         if row.is_busy:
             painter.setBrush(Qt.BrushStyle.NoBrush)

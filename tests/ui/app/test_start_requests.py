@@ -264,8 +264,8 @@ async def test_without_a_model_the_main_window_comes(runtime: StagedRuntime, win
 FINDER = """
 from PySide6.QtCore import QCoreApplication, QTimer, QUrl
 from PySide6.QtGui import QDesktopServices, QFileOpenEvent
-from kvchat.app import _KvchatApplication
-qt = _KvchatApplication([])
+from kvchat.app import KvchatApplication
+qt = KvchatApplication([])
 qt.open_requested.connect(lambda request: print(*request.targets))
 qt.quit_requested.connect(lambda: print("quit") or qt.exit())
 QDesktopServices.openUrl(QUrl("kvchat://chat/a"))
