@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-GREETING = "Say hello in one sentence."
-GREETING_TOKENS = 64
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run kvchat with these arguments, by default those of the process, and return the exit code."""
@@ -84,7 +81,9 @@ def _prepare_window(
     from kvchat.system.display import find_display_problem
 
     if (problem := find_display_problem()) is not None:
-        return lambda: _explain(problem.detail, problem.advice, starter=starter)
+        from kvchat.cli.owned import explain_missing_window
+
+        return lambda: explain_missing_window(problem.detail, problem.advice, starter=starter)
     from kvchat.system.owner import make_start_request, owner_of
     from kvchat.system.paths import resolve_paths
 
@@ -102,33 +101,6 @@ def _prepare_window(
     from kvchat import app
 
     return lambda: app.run(starter=starter, hidden=hidden, request=request)
-
-
-def _explain(detail: str, advice: str, *, starter: bool) -> int:
-    """Print why no window can be opened, and return the exit code.
-
-    With `starter`, chat with the starter model in the terminal instead or, without a terminal, send it one greeting.
-    """
-    from dataclasses import replace
-
-    from kvchat.text.language import _
-
-    print(
-        _("kvchat cannot open a window. {detail}\n  {advice}", detail=detail, advice=advice),
-        file=sys.stderr,
-    )
-    if not starter:
-        return 1
-    from kvchat.cli.arguments import AskOptions, find_command
-    from kvchat.cli.owned import run_command
-
-    options = AskOptions(new=True, starter=True)
-    if sys.stdin.isatty():
-        print(_("Chatting in the terminal instead."), file=sys.stderr)
-    else:
-        print(_("Asking the starter model one question instead: {greeting}", greeting=GREETING), file=sys.stderr)
-        options = replace(options, prompt=GREETING, max_tokens=GREETING_TOKENS)
-    return run_command(find_command("ask"), options)
 
 
 if __name__ == "__main__":

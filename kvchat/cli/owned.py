@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kvchat.runtime import Runtime
 
 _RETRY_INTERVAL_S = 0.1  # between attempts to become or reach the owner, while it starts or quits
+_GREETING, _GREETING_TOKENS = "Say hello in one sentence.", 64
 _POLL_INTERVAL_S = 0.3  # for signals on Windows, and for any that arrives just before a wait
 
 
@@ -351,3 +352,22 @@ def _read_line(prompt: str) -> str | None:
     except EOFError:
         print()
         return None
+
+
+def explain_missing_window(detail: str, advice: str, *, starter: bool) -> int:
+    """Print why no window can be opened, and return the exit code.
+
+    With `starter`, chat with the starter model in the terminal instead or, without a terminal, send it one greeting.
+    """
+    print(_("kvchat cannot open a window. {detail}\n  {advice}", detail=detail, advice=advice), file=sys.stderr)
+    if not starter:
+        return 1
+    from kvchat.cli.arguments import AskOptions, find_command
+
+    options = AskOptions(new=True, starter=True)
+    if sys.stdin.isatty():
+        print(_("Chatting in the terminal instead."), file=sys.stderr)
+    else:
+        print(_("Asking the starter model one question instead: {greeting}", greeting=_GREETING), file=sys.stderr)
+        options = dataclasses.replace(options, prompt=_GREETING, max_tokens=_GREETING_TOKENS)
+    return run_command(find_command("ask"), options)
