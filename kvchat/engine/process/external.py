@@ -62,7 +62,9 @@ class PollPolicy:
 
 
 # A paired computer may go to sleep, so a missing answer is noticed soon, and kvchat keeps trying to reach it.
-PAIRED = PollPolicy(unreachable_after_s=1.8, return_timeout_s=1.8, max_misses=1, keeps_trying=True)
+PAIRED = PollPolicy(
+    unreachable_after_s=1.8, return_timeout_s=1.8, check_interval_s=2.0, max_misses=1, keeps_trying=True
+)
 
 
 def parse_address(text: str) -> str:
