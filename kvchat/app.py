@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvchat import APP_ID, __version__
 from kvchat.chat.record.database import Database
+from kvchat.cli.terminal import set_signal_handler
 from kvchat.errors import KvchatError
 from kvchat.settings import load_settings
 from kvchat.system.owner import InstanceLock, StartRequest, owner_of
@@ -78,6 +79,7 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     qt.setStyleSheet(style_sheet)
     qt.quit_requested.connect(window.quit)
     window.quit_requested.connect(qt.note_quit)
+    set_signal_handler(qt.note_quit)  # Qt would swallow an exception
     hidden, database = hidden or request.quick, None
     if request.targets or request.quick:
         qt.open_requested.emit(request)
@@ -128,7 +130,7 @@ class KvchatApplication(QApplication):
         # macOS sends links here, but files as events
         QDesktopServices.setUrlHandler("kvchat", self, "open_link")  # type: ignore[arg-type]  # refuses bytes
 
-    def note_quit(self) -> None:
+    def note_quit(self, _signal: int = 0) -> None:
         self.is_quitting = True
 
     @Slot(QUrl)

@@ -95,8 +95,6 @@ async def _run(
     loop, quitting = asyncio.get_running_loop(), asyncio.Event()
     loop.set_default_executor(LoopThreads())
     window.quit_requested.connect(quitting.set)
-    if qt.is_quitting:
-        quitting.set()
     runtime: Runtime | None = None
 
     def on_quit_signal() -> None:
@@ -111,6 +109,8 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(number, on_quit_signal)
+    if qt.is_quitting:  # requested before
+        quitting.set()
     drafts = _StartupDrafts(window, database)
     try:
         from kvchat.cli.owned import CommandRunner
