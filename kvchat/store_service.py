@@ -133,8 +133,11 @@ def plan_with_reprocessing_times(plan: PrunePlan, usage: StoreUsage) -> PrunePla
     return replace(plan, conversations=tuple(conversations))
 
 
-def with_server_memory(usage: StoreUsage, memory: Sequence[ChatMemory]) -> StoreUsage:
-    """Add the memory that another kvchat keeps to the chats' usage; the totals remain those of this computer."""
+def with_server_memory(usage: StoreUsage, server_bytes: int, memory: Sequence[ChatMemory]) -> StoreUsage:
+    """Add the memory that another kvchat keeps to the chats' usage; the totals remain those of this computer.
+
+    `server_bytes`: of all chats there. What one of them shares with others is not known.
+    """
     if not memory:
         return usage
     chats = {entry.conversation_id: entry for entry in usage.conversations}
@@ -146,13 +149,13 @@ def with_server_memory(usage: StoreUsage, memory: Sequence[ChatMemory]) -> Store
             entry.bytes + (here.bytes if here else 0),
             entry.save_points + (here.save_points if here else 0),
             datetime.fromtimestamp(entry.last_used_at, UTC),
-            exclusive_bytes=entry.own_bytes + (here.exclusive_bytes if here else 0),
+            exclusive_bytes=entry.bytes + (here.exclusive_bytes if here else 0),
             tokens=max(entry.tokens, here.tokens if here else 0),
             model=here.model if here else "",
             pinned=entry.keep == "always",
             never_save=entry.keep == "never",
         )
-    return replace(usage, conversations=tuple(chats.values()), server_bytes=sum(entry.own_bytes for entry in memory))
+    return replace(usage, conversations=tuple(chats.values()), server_bytes=server_bytes)
 
 
 class StoreService:
@@ -182,17 +185,17 @@ class StoreService:
 
     async def usage(self) -> StoreUsage:
         usage = await asyncio.to_thread(self.store.inventory.usage)
-        usage = with_server_memory(usage, await self._chat_memory())
+        usage = with_server_memory(usage, *await self._chat_memory())
         usage = with_reprocessing_times(usage, {model: await self._speed(model) for model in saved_models(usage)})
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat_bytes, self._settings()))
 
-    async def _chat_memory(self) -> tuple[ChatMemory, ...]:
-        """Return the memory of the chats that another kvchat keeps; empty while it is away."""
+    async def _chat_memory(self) -> tuple[int, tuple[ChatMemory, ...]]:
+        """Return the memory of the chats that another kvchat keeps; nothing while it is away."""
         try:
             server = await self._memory_server()
-            return await server.chat_memory() if server else ()
+            return await server.chat_memory() if server else (0, ())
         except EngineError:
-            return ()
+            return 0, ()
 
     async def delete(self, conversation_id: str | None) -> int:
         """Delete the memory of a conversation, of a device with all its chats or, given None, of all."""
@@ -204,9 +207,8 @@ class StoreService:
         else:
             freed = await asyncio.to_thread(inventory.delete_conversation, conversation_id)
         if (server := await self._memory_server()) is not None:
-            chats = (
-                [entry.chat for entry in await server.chat_memory()] if conversation_id is None else [conversation_id]
-            )
+            memory = (await server.chat_memory())[1] if conversation_id is None else ()
+            chats = [entry.chat for entry in memory] if conversation_id is None else [conversation_id]
             for chat in chats:
                 await server.forget_chat(chat)
         return freed

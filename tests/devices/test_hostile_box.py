@@ -170,7 +170,7 @@ async def test_odd_memory_lists_and_forecasts(
 ) -> None:
     between, chat = hostile[0], (await laptop.chat.new_conversation()).id
     await ask(laptop, chat, "Hello")
-    fields = ("chat", "bytes", "own_bytes", "save_points", "tokens", "source", "last_used_at", "keep")
+    fields = ("chat", "bytes", "save_points", "tokens", "source", "last_used_at", "keep")
     lists = [json.dumps({"chats": odd}).encode() for odd in ODD]
     lists += [
         json.dumps({"chats": [dict.fromkeys(fields, odd), {"chat": chat, "last_used_at": odd}]}).encode() for odd in ODD

@@ -179,7 +179,7 @@ async def _memory_on_server(engines: Collection[ReadyEngine | None]) -> dict[str
     """Return the memory that another kvchat keeps, by the chats' names there."""
     server = next((engine for engine in engines if engine and engine.keeps_memory), None)
     with contextlib.suppress(EngineError):
-        return {entry.chat: entry for entry in await server.engine.chat_memory()} if server else {}
+        return {entry.chat: entry for entry in (await server.engine.chat_memory())[1]} if server else {}
     return {}
 
 

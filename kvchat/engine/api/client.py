@@ -372,8 +372,8 @@ class LlamaServerClient:
         """Have another kvchat load a model as soon as it is generating no reply."""
         await self._http.request_json("POST", "/kvchat/model", {"model": name}, timeout_s=_REPLY_TIMEOUT_S)
 
-    async def chat_memory(self) -> tuple[ChatMemory, ...]:
-        """Return the memory that another kvchat keeps of this computer's chats."""
+    async def chat_memory(self) -> tuple[int, tuple[ChatMemory, ...]]:
+        """Return the bytes of this computer's chats on another kvchat, and the memory of each."""
         return wire.parse_chat_memory(await self._http.request_json("GET", "/kvchat/chats"))
 
     async def keep_chat(self, owner: str, keep: str) -> None:

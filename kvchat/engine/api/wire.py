@@ -95,7 +95,6 @@ class ChatMemory:
 
     chat: str
     bytes: int
-    own_bytes: int  # at most these are freed by deleting it
     save_points: int
     tokens: int  # of its longest save point
     source: str  # where it would be loaded from: value of session.proof.Source
@@ -336,14 +335,14 @@ def parse_forecast(body: Body) -> MemoryForecast:
     return MemoryForecast(_str(body, "source"), min(ready, total), total, size)
 
 
-def parse_chat_memory(body: Body) -> tuple[ChatMemory, ...]:
+def parse_chat_memory(body: Body) -> tuple[int, tuple[ChatMemory, ...]]:
+    """Return the bytes of all chats, which may share some, and the memory of each."""
     listed = body.get("chats")
     chats = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    return tuple(
+    memory = tuple(
         ChatMemory(
             chat=_str(entry, "chat"),
             bytes=parse_count(entry, "bytes"),
-            own_bytes=parse_count(entry, "own_bytes"),
             save_points=parse_count(entry, "save_points"),
             tokens=parse_count(entry, "tokens"),
             source=_str(entry, "source"),
@@ -352,6 +351,7 @@ def parse_chat_memory(body: Body) -> tuple[ChatMemory, ...]:
         )
         for entry in chats
     )
+    return parse_count(body, "bytes"), memory
 
 
 def ends_stream(data: str) -> bool:

@@ -138,7 +138,6 @@ class DeviceApi:
                     {
                         "chat": program_chat_of(entry.conversation_id),
                         "bytes": entry.bytes,
-                        "own_bytes": entry.bytes,
                         "save_points": entry.save_points,
                         "tokens": entry.tokens,
                         "source": source(entry.conversation_id),
