@@ -1,12 +1,13 @@
 """`python -m tests.bench NAME`: benchmarks for developers, in a kvchat of their own, printed as JSON.
 
-`after-restart`: tokens reused after a restart, for the next turn, regenerate, edit and branch. `gateway`: time to first
-token at the API server, beside the engine itself and hearth-llm where that is installed. `growth`: disk use of many
-short turns. `lookup`: questions whose place in a long text is known, and whether it is found. `person`: waits of a
-person who looks and types before Send; with `--part`, a part of it. `remote`: chats with the model of another computer
-over a slow network, of two namespaces (as root). `shared-prompt`: chats on one system prompt.
-`size`: a chat of gigabytes, and the store alone with a generated file beside `cp`; by default with a generated model.
-`tools`: tokens reused in rounds of tool calls, and by chats with the same tools.
+`after-restart`: tokens reused after a restart, for the next turn, regenerate, edit and branch. `day`: bytes written
+to disk by short replies over chats in turn, compared with their rows. `gateway`: time to first token at the API
+server, beside the engine itself and hearth-llm where that is installed. `growth`: disk use of many short turns.
+`lookup`: questions whose place in a long text is known, and whether it is found. `person`: waits of a person who
+looks and types before Send; with `--part`, a part of it. `remote`: chats with the model of another computer over a
+slow network, of two namespaces (as root). `shared-prompt`: chats on one system prompt. `size`: a chat of gigabytes,
+and the store alone with a generated file beside `cp`; by default with a generated model. `tools`: tokens reused in
+rounds of tool calls, and by chats with the same tools.
 """
 
 import argparse
@@ -25,11 +26,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
         "bench",
-        choices=("after-restart", "gateway", "growth", "lookup", "person", "remote", "shared-prompt", "size", "tools"),
+        choices=(
+            "after-restart",
+            "day",
+            "gateway",
+            "growth",
+            "lookup",
+            "person",
+            "remote",
+            "shared-prompt",
+            "size",
+            "tools",
+        ),
     )
     parser.add_argument("--tokens", type=int, help="approximate length of the chat or prompt")
-    parser.add_argument("--chats", type=int, default=20, help="of shared-prompt")
+    parser.add_argument("--chats", type=int, default=20, help="of shared-prompt and day")
     parser.add_argument("--turns", type=int, default=40, help="of growth")
+    parser.add_argument("--replies", type=int, default=200, help="of day")
     parser.add_argument("--part", choices=person.PARTS, help="of person; default: all")
     parser.add_argument("--size", type=parse_size, default=size.SIZE_BYTES, help="of size: bytes of the generated file")
     parser.add_argument("--model", type=Path)
@@ -42,6 +55,8 @@ def main() -> None:
     match given.bench:
         case "after-restart":
             measuring = after_restart.measure(options)
+        case "day":
+            measuring = shared_prompt.day(options, given.chats, given.replies)
         case "gateway":
             measuring = gateway.measure(options)
         case "growth":

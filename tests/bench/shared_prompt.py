@@ -5,6 +5,8 @@ from collections.abc import Collection
 from statistics import mean, median
 from typing import Any
 
+import psutil
+
 from kvchat.chat.record.messages import Role
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import (
@@ -97,6 +99,40 @@ async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
         "whole_files_bytes": [sum(files[: turn + 1]) for turn in range(turns)],
         "last_file_bytes": files,
     }
+
+
+async def day(options: BenchOptions, chats: int, replies: int) -> dict[str, Any]:
+    """Measure what short replies, over chats in turn, write to disk: kvchat and its engine together (Linux only).
+
+    Files in memory do not count. `written_today`: as the Storage window shows it. Raises BenchFailed.
+    """
+    async with bench_home(options, reply_tokens=GROWTH_REPLY_TOKENS) as home:
+        ids = [(await home.runtime.chat.new_conversation()).id for _ in range(chats)]
+        row, tokens = (await home.runtime.engine.ready()).kv_bytes_per_token, dict.fromkeys(ids, 0)
+        before = _disk_writes()
+        for number in range(replies):
+            who, what = PEOPLE[number % len(PEOPLE)], THINGS[number % len(THINGS)]
+            await home.ask(ids[number % chats], f"What did {who} do with the {what} on day {number}?")
+            home.check_save_count(number + 1)
+            tokens[ids[number % chats]] = home.saves[-1].tokens
+        after, usage = _disk_writes(), await home.runtime.save_points.usage()
+    rows = round(sum(tokens.values()) * row)
+    written = {name: after[name] - before[name] for name in before}
+    return {
+        "replies": replies,
+        "kv_bytes_per_token": row,
+        "new_rows_bytes": rows,
+        "written_today": usage.bytes_written_today,
+        "write_ratio": usage.bytes_written_today / rows,
+        **written,
+        "disk_write_ratio": sum(written.values()) / rows,  # with the databases and logs
+    }
+
+
+def _disk_writes() -> dict[str, int]:
+    own, *engines = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    engine_bytes = sum(process.io_counters().write_bytes for process in engines)
+    return {"kvchat_disk_bytes": own.io_counters().write_bytes, "engine_disk_bytes": engine_bytes}
 
 
 def use_template(home: BenchSetup, template: str) -> None:

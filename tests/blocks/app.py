@@ -340,12 +340,12 @@ class User(QObject):
             raise RuntimeError(f"xdotool {arguments} failed")
 
 
-def main(out: Path, phases: list[str]) -> None:
+def main(out: Path, phases: list[str], user: type[User] = User) -> None:
     """Run kvchat, watched, until the user is done."""
     start, users = application.Application.start, []
 
     async def started(self: Any, **options: bool) -> None:
-        users.append(User(self, out, phases))
+        users.append(user(self, out, phases))
         await start(self, **options)
 
     with mock.patch.object(application.Application, "start", started):
