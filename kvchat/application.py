@@ -28,7 +28,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask_in_box, show_error_box
 from kvchat.ui.settings.settings_window import SettingsWindow
 
-_TIMER_RELEASE_INTERVAL_MS = 10_000
+_TIDY_INTERVAL_MS = 2_000
 
 
 async def open_or_repair(paths: Paths, settings: Settings, release: Callable[[], Awaitable[None]]) -> Runtime | None:
@@ -75,9 +75,8 @@ class Application:
     async def start(self, *, starter: bool, hidden: bool) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._handle_exception)
-        self._timer = QTimer(interval=_TIMER_RELEASE_INTERVAL_MS)
-        self._timer.timeout.connect(lambda: release_cancelled_timers(loop))
-        self._timer.start()
+        self._tidying = QTimer(interval=_TIDY_INTERVAL_MS)
+        self._tidying.timeout.connect(lambda: release_cancelled_timers(loop))
         self._tray.icon.show()
         if not hidden:
             self._window.show()
@@ -88,7 +87,8 @@ class Application:
         self._window.runner.start(watch_updates(state, wanted, self._window.notices.notify_new_version))
         importlib.reload(linecache)  # see kvchat.__main__
         gc.freeze()  # else each full collection would scan all Qt classes and block the app
-        gc.enable()
+        self._tidying.timeout.connect(collect_garbage)
+        self._tidying.start()
         await self._runtime.start()
         self.start_requests.update_global_key()
         if starter and not self._runtime.settings.model_path:
@@ -145,3 +145,11 @@ def release_cancelled_timers(loop: asyncio.AbstractEventLoop) -> int:
         timers.killTimer(number)
         del handles[number]
     return len(cancelled)
+
+
+def collect_garbage() -> None:
+    """Collect garbage as Python would, but in the window's thread: Qt may crash if another one deletes a widget."""
+    for generation in (2, 1, 0):
+        if gc.get_count()[generation] > gc.get_threshold()[generation]:
+            gc.collect(generation)
+            return
