@@ -36,6 +36,7 @@ _SETTLE_S, _TIMEOUT_S = 4.0, 120.0
 
 class Reader(User):
     def _run(self) -> None:
+        self.watch.end()  # it uses the processor itself
         self.until(lambda: self.runtime.engine.status.state is EngineState.READY, "the engine")
         time.sleep(_SETTLE_S)
         self.xdotool("key", "ctrl+n")

@@ -19,7 +19,7 @@ from kvchat.tools.tool import ToolCall
 
 FLUSH_INTERVAL_S = 0.5  # maximum loss in a crash
 SILENT_S, SILENT_PREFILL_S = 5.0, 60.0  # minimum silence to report: during the reply, during prefill
-SPEED_INTERVAL_S = 0.25  # between speed updates
+SPEED_INTERVAL_S = 0.5  # between speed updates
 
 
 class EchoFilter:

@@ -156,9 +156,10 @@ class Look(QObject):
 
 
 def restyle(widget: QWidget, name: str, value: str) -> None:
-    widget.setProperty(name, value)
-    widget.style().unpolish(widget)
-    widget.style().polish(widget)
+    if widget.property(name) != value:
+        widget.setProperty(name, value)
+        widget.style().unpolish(widget)
+        widget.style().polish(widget)
 
 
 def page_font(family: str, points: float) -> QFont:

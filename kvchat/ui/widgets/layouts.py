@@ -35,10 +35,11 @@ class ElidedLabel(QLabel):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
     def set_text(self, text: str) -> None:
-        self.full_text = one_line(text)
-        self.setAccessibleName(self.full_text)
-        self._elide()
-        self.updateGeometry()
+        if (text := one_line(text)) != self.full_text:
+            self.full_text = text
+            self.setAccessibleName(text)
+            self._elide()
+            self.updateGeometry()
 
     def minimumSizeHint(self) -> QSize:
         return QSize(24, super().minimumSizeHint().height())
