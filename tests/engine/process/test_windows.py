@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.process.child import EngineProcess
 from kvchat.system import parent_guard
 
 
@@ -72,11 +71,3 @@ def test_job_ends_with_the_guard(windows: Windows, monkeypatch: pytest.MonkeyPat
 def test_console_is_shared(windows: Windows) -> None:
     windows(GetConsoleWindow=1)
     assert parent_guard.no_window_flags() == 0
-
-
-def test_engine_is_stopped_by_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    closed: list[int] = []
-    transport = SimpleNamespace(get_pipe_transport=lambda fd: SimpleNamespace(close=lambda: closed.append(fd)))
-    EngineProcess._request_stop(SimpleNamespace(_transport=transport))  # type: ignore[arg-type]
-    assert closed == [0]
