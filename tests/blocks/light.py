@@ -26,7 +26,7 @@ from tests.e2e.home import Home
 from tests.e2e.waiting import wait_until
 from tests.models import tiny_model
 
-MAX_RATIO, MAX_CPU, MAX_MEMORY = 2.5, 0.005, 250_000_000
+MAX_RATIO, MAX_CPU, MAX_MEMORY = 2.4, 0.005, 250_000_000
 _TIMEOUT_S = 120.0
 _SETTLE_S = 15.0  # for work after the start
 
