@@ -14,6 +14,7 @@ from PySide6.QtCore import qInstallMessageHandler
 from PySide6.QtWidgets import QApplication
 
 from kvchat.chat.record.database import Database
+from kvchat.cli.terminal import set_signal_handler
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings
 from kvchat.system.concurrency import LoopThreads, Worker
@@ -107,8 +108,10 @@ async def _run(
             box.close()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):  # Windows
+        try:
             loop.add_signal_handler(number, on_quit_signal)
+        except NotImplementedError:  # Windows
+            set_signal_handler(lambda _number: loop.call_soon_threadsafe(on_quit_signal))
     if qt.is_quitting:  # requested before
         quitting.set()
     drafts = _StartupDrafts(window, database)
@@ -137,7 +140,7 @@ async def _run(
         await drafts.close()
         await app.start(starter=starter, hidden=hidden)
         qt.open_requested.connect(app.start_requests.handle)
-        for request in qt.waiting:
+        for request in tuple(qt.waiting):
             app.start_requests.handle(request)
         await quitting.wait()
     finally:

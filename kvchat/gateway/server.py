@@ -215,6 +215,7 @@ async def listen(app: ASGIApp, host: str, port: int, context: ssl.SSLContext | N
     sock = _bind(host, port)
     try:
         loop = asyncio.get_running_loop()
+        sock.listen(BACKLOG)  # Windows heeds the first number
         server = await loop.create_server(accept, sock=sock, backlog=ACCEPTED_AT_ONCE, start_serving=False)
         try:
             await server.start_serving()

@@ -1,8 +1,8 @@
 """HTTP/1.1 client for llama-server, without a proxy. Network errors become EngineErrors.
 
 llama-server closes the connection after a streamed reply, so each request has its own; creating an httpx2 client for
-it would take a millisecond, five times as long as this. To a paired kvchat, one idle connection is kept, because a new
-one costs two round trips.
+it would take a millisecond, five times as long as this. To a paired kvchat, the connection of the last check or request
+is kept for the next request, because a new one costs two round trips.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import functools
 import gzip
 import json
 import re
+import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -43,7 +44,8 @@ CONNECT_TIMEOUT_S = 5.0
 READ_INTERVAL_S = 0.03  # between two reads of a stream; the window updates less often
 SILENCE_CHECK_S = 10.0  # silence in a started reply after which the engine is checked
 QUICK_TIMEOUT_S = 60.0  # for requests without computing, which may wait for a running batch
-_SPARE_S = 20.0  # idle time of a kept connection; a kvchat closes it after 30
+_SPARE_S = 4.0  # idle time of a kept connection, longer than between two checks: an older one may be dead
+_UNACKNOWLEDGED_MS = 10_000  # data that a paired kvchat does not acknowledge for this long was lost
 _PROBE_AFTER_S = 0.1  # without an answer on a kept connection, the server may be away
 _DRAIN_TIMEOUT_S = 0.5  # for the last data of a stream when its connection is closed
 _READ_BYTES = 65_536
@@ -81,7 +83,7 @@ class PageFile:
 class _Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    idle_since: float = field(default_factory=time.monotonic)
+    idle_since: float = field(default_factory=time.time)  # unlike time.monotonic, it goes on during sleep
 
 
 class EngineResponse:
@@ -114,7 +116,7 @@ class EngineResponse:
         sent = [self._http.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]
         data = b"".join(part for part in sent if part)
         for at in range(0, len(data), _WRITE_BYTES):
-            with contextlib.suppress(ConnectionError):  # the server may have sent a response with the reason
+            with contextlib.suppress(OSError):  # the server may have sent a response with the reason
                 try:
                     async with asyncio.timeout(self._silence_s):
                         await self._writer.drain()
@@ -234,7 +236,8 @@ class Transport:
 
         The key is sent only to a paired kvchat, which proves its identity: elsewhere, another program may be listening.
         """
-        async with self._open("GET", path, b"", self._authorization if self._tls else {}, timeout_s) as response:
+        headers = self._authorization if self._tls else {}
+        async with self._open("GET", path, b"", headers, timeout_s, is_check=True) as response:
             await response.read_head()
             if self._tls:
                 await response.aread()  # the connection can be kept
@@ -343,13 +346,13 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def _open(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float, is_check: bool = False
     ) -> AsyncIterator[EngineResponse]:
-        """Send a request and yield the response, whose head has not been read yet."""
+        """Send a request and yield the response, whose head has not been read yet. A check opens a new connection."""
         if self._closing.is_set():
             title, detail = _("The engine is no longer running"), _("It was stopped or restarted.")
             raise EngineGone(title, detail, _(_GONE_ADVICE), self.lifetime)
-        spare = self._take_spare()
+        spare = None if is_check else self._take_spare()
         connection = spare or await self._connect(silence_s)
         response = EngineResponse(connection.reader, connection.writer, silence_s, self.lifetime)
         self._open_responses.add(response)
@@ -381,6 +384,8 @@ class Transport:
             raise CertificateChanged(self.lifetime) if self._tls else self._unreachable(error) from error
         except OSError as error:  # TimeoutError is one
             raise self._unreachable(error) from error
+        if self._tls and (option := getattr(socket, "TCP_USER_TIMEOUT", None)):
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, _UNACKNOWLEDGED_MS)
         return _Connection(reader, writer)
 
     async def _probe(self, response: EngineResponse) -> None:
@@ -390,23 +395,24 @@ class Transport:
             try:
                 self._keep(await self._connect(self._response_s))
             except EngineGone as failure:
-                response.abort(failure)
+                if not response.status_code:
+                    response.abort(failure)
 
     def _keep(self, connection: _Connection | None) -> None:
         """Keep this connection for the next request instead of the earlier one."""
-        unwanted = self._spare
+        if self._spare is not None:
+            self._spare.writer.transport.abort()
+        self._spare = connection
         if connection is not None:
             connection.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        self._spare = connection
-        if self._closing.is_set():
-            self._spare, unwanted = None, connection or unwanted
-        if unwanted is not None:
-            unwanted.writer.transport.abort()
+            if self._closing.is_set():
+                self._keep(None)
 
     def _take_spare(self) -> _Connection | None:
         spare = self._spare
-        if spare is None or spare.reader.at_eof() or time.monotonic() - spare.idle_since > _SPARE_S:
-            self._keep(None)
+        if spare is None or spare.reader.at_eof() or spare.reader.exception() or spare.writer.is_closing():
+            return None
+        if not 0 <= time.time() - spare.idle_since <= _SPARE_S:
             return None
         self._spare = None
         return spare

@@ -137,8 +137,12 @@ class ExternalServer(EngineConnection):
                 self.generation = next(self._generations)
                 client.begin_lifetime()
                 self._set_ready(client, EngineStatus(EngineState.READY))
-                is_away = await self._wait_until_lost(client)
-                self._client, lost = None, _unreachable(address)
+                try:
+                    is_away = await self._wait_until_lost(client)
+                    lost = _unreachable(address)
+                except AccessRefused:  # reported by `_wait_until_ready`
+                    is_away, lost = False, None
+                self._client = None
         finally:
             self._client = None
             await client.aclose()
@@ -149,10 +153,13 @@ class ExternalServer(EngineConnection):
 
     async def _wait_until_back(self, client: LlamaServerClient) -> None:
         while True:
-            client.end_silent_requests()
-            with contextlib.suppress(EngineGone, ForeignServer):
+            try:
                 if await client.is_loaded(self._policy.unreachable_after_s):
                     return
+            except CertificateChanged:
+                return
+            except (EngineGone, ForeignServer):
+                client.end_silent_requests()
             await asyncio.sleep(self._policy.check_interval_s / 2)
 
     async def _wait_until_ready(
@@ -195,8 +202,6 @@ class ExternalServer(EngineConnection):
                 if not await client.is_loaded(self._policy.response_timeout_s):
                     return False  # it has restarted, so the slots are empty
                 misses = 0
-            except AccessRefused:
-                return False
             except (EngineGone, ForeignServer) as error:
                 self._failed_connect = error if isinstance(error, EngineUnreachable) else None
                 misses += 1

@@ -232,13 +232,15 @@ def model_identity(path: Path) -> str:
     """
     facts = read_facts(path)
     try:
-        return _identity(facts.parts, facts.header_size, file_stamps(facts.parts))
+        files = [part.stat() for part in facts.parts]
+        stamps = tuple((file.st_size, file.st_mtime_ns, file.st_ctime_ns, file.st_ino) for file in files)
+        return _identity(facts.parts, facts.header_size, stamps)
     except OSError as error:
         raise unreadable(path, error) from None
 
 
 @lru_cache(maxsize=1000)
-def _identity(parts: tuple[Path, ...], header_size: int, _stamps: FileStamps) -> str:
+def _identity(parts: tuple[Path, ...], header_size: int, _stamps: tuple[tuple[int, ...], ...]) -> str:
     digest = blake3()
     for part in parts:
         _add_part(digest, part, header_size)

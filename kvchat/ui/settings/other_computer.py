@@ -75,7 +75,8 @@ class OtherComputerEntry(Entry):
         self.state_label.setText(join_sentences(where, use))
         if failure is not None:
             self.state_label.setText(allow_line_breaks(str(EngineFailed(failure))))
-            self.address_field.setText(computer.url.removeprefix("https://"))
+            if not self.address_field.text():
+                self.address_field.setText(computer.url.removeprefix("https://"))
         self.use_button.setText(_("Use {name}", name=_shortened(computer.name)).replace("&", "&&"))
         self.use_button.setAccessibleName(_("Use {name}", name=computer.name))
         self.unpair_button.setAccessibleName(_("Unpair {name}", name=computer.name))
