@@ -98,7 +98,8 @@ def run(*, starter: bool, hidden: bool, request: StartRequest = _SHOW_WINDOW) ->
     from kvchat import startup  # imports what the first frame does not need
 
     try:
-        code = startup.run(qt, window, ownership, paths, settings, database, starter=starter, hidden=hidden)
+        app = startup.run(qt, window, ownership, paths, settings, database, starter=starter, hidden=hidden)
+        code = startup.run_loop(qt, app)
     finally:
         ownership.release()
     if code == startup.RESTART:

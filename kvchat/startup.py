@@ -7,7 +7,8 @@ import contextlib
 import importlib
 import signal
 import sys
-from typing import TYPE_CHECKING, cast
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, cast
 
 import qasync
 from PySide6.QtCore import qInstallMessageHandler
@@ -64,7 +65,15 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
                     self.call_later(seconds, signal.raise_signal, signal.SIGTERM)
 
 
-def run(
+def run_loop(qt: QApplication, running: Coroutine[Any, Any, int]) -> int:
+    """Run the event loop until `running` ends; return its exit code, or 1 if the display was lost."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    with asyncio.Runner(loop_factory=lambda: _Loop(qt)) as runner:
+        code = runner.run(running)
+        return 1 if cast(_Loop, runner.get_loop()).display_gone else code
+
+
+async def run(
     qt: KvchatApplication,
     window: MainWindow,
     ownership: InstanceLock,
@@ -76,23 +85,6 @@ def run(
     hidden: bool,
 ) -> int:
     """Run the app until it quits and return the exit code, or RESTART."""
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    with asyncio.Runner(loop_factory=lambda: _Loop(qt)) as runner:
-        code = runner.run(_run(qt, window, ownership, paths, settings, database, starter=starter, hidden=hidden))
-        return 1 if cast(_Loop, runner.get_loop()).display_gone else code
-
-
-async def _run(
-    qt: KvchatApplication,
-    window: MainWindow,
-    ownership: InstanceLock,
-    paths: Paths,
-    settings: Settings,
-    database: Database | None,
-    *,
-    starter: bool,
-    hidden: bool,
-) -> int:
     loop, quitting = asyncio.get_running_loop(), asyncio.Event()
     loop.set_default_executor(LoopThreads())
     window.quit_requested.connect(quitting.set)

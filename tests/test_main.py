@@ -38,6 +38,7 @@ def headless(tmp_path: Path) -> dict[str, str]:
 def test_no_display_is_explained_without_loading_qt(headless):
     ended = run_kvchat(environment=headless | {"PYTHONVERBOSE": "1"})
     assert ended.returncode == 1
+    assert "kvchat cannot open a window. There is no display" in ended.stderr
     assert "neither DISPLAY nor WAYLAND_DISPLAY is set" in ended.stderr
     assert "kvchat ask" in ended.stderr
     assert "import 'kvchat.system.display'" in ended.stderr

@@ -26,7 +26,7 @@ NOT_COPIED = (".git", ".venv", ".debian", ".*cache", ".hypothesis", "__pycache__
 
 
 def run_tests(base: Path, name: str, log: Path) -> tuple[str, list[str]]:
-    """Run the quick tests of a folder or file; return the outcome and the failed tests, a line each."""
+    """Run the unit and window tests of a folder or file; return the outcome and the failed tests, a line each."""
     system = Windows(base)
     system.folder = base / SOURCE
     options = ("-q", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT_S}", "-n", str(os.cpu_count()), "-m", UNIT)
