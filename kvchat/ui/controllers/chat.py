@@ -76,9 +76,8 @@ class ChatController(Controller):
     async def start(self, first: StartupDrafts) -> None:
         """Open a chat with the drafts typed during startup. Send its draft if the user has already pressed Send."""
         self.show_engine()
-        written = first.end()
         await self.drafts.load()
-        composer = self._views.composer
+        written, composer = first.end(), self._views.composer
         is_typed, is_sent = bool(composer.draft), composer.set_starting(False)
         if not first.is_restored:
             written[NEW_CHAT_ID] = self.drafts.get(None).text + written[NEW_CHAT_ID]
@@ -88,7 +87,7 @@ class ChatController(Controller):
         if is_sent:
             composer.send()
         await self.conversations.start()
-        if self.conversations.chat_ids and self.current is None and not is_typed:
+        if self.conversations.chat_ids and self.current is None and not (is_typed or composer.draft):
             self.open(self.conversations.chat_ids[0])
         else:
             self._show_all()

@@ -251,7 +251,10 @@ class MessageColumn(QScrollArea):
         while has_changed:
             has_changed = False
             top = self._clamp_top(above + (self.top_of(anchor) if anchor is not None else 0))
-            for row in (*self._rows.between(top, top + area), *nearby) if time.thread_time() < until else ():
+            visible = self._rows.between(top, top + area)
+            if anchor is not None:  # outwards from it, so that the next anchor has none to measure below
+                visible.sort(key=lambda row: abs(row.index - anchor.index))
+            for row in (*visible, *nearby) if time.thread_time() < until else ():
                 if row.part is not None and (row.widget is None or not row.is_measured):
                     has_changed |= self._measure(row, width)
                 elif row.part is None and row.message_id not in self.views:

@@ -17,7 +17,7 @@ from kvchat.ui.chat.composer import Composer
 from tests.ui.app.test_language import the_app
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
-from tests.ui.windows import button, on_show
+from tests.ui.windows import button, joined, on_show
 
 
 def enter(qtbot: QtBot, composer: Composer, words: str) -> None:
@@ -81,6 +81,27 @@ async def test_a_message_of_the_first_picture_is_sent_unless_edited(
     await until(lambda: sent(furnished) == ([] if goes_on else ["first"]))
     assert (window.chat.current, window.composer.draft) == ("d", "first half" if goes_on else "")
     furnished.chat.finish()
+    await window.finish()
+    window.close()
+    window.deleteLater()
+
+
+@pytest.mark.parametrize("step", ["drafts", "conversations"])
+async def test_text_typed_at_any_moment_of_the_start_is_kept(
+    furnished: StagedRuntime, look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    window = joined(furnished, look)
+    window.show()
+    loader = window.chat.drafts.load if step == "drafts" else window.chat.conversations.start
+
+    async def type_and_load() -> None:
+        qtbot.keyClicks(window.composer.editor, "typed")
+        await loader()
+
+    target, name = (window.chat.drafts, "load") if step == "drafts" else (window.chat.conversations, "start")
+    monkeypatch.setattr(target, name, type_and_load)
+    await window.start()
+    assert (window.chat.current, window.composer.draft) == (None, "typed")
     await window.finish()
     window.close()
     window.deleteLater()

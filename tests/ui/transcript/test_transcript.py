@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, QUrl
@@ -108,7 +109,11 @@ def test_a_long_conversation_opens_at_its_end_with_few_widgets(page: Transcript,
 
 
 @pytest.mark.slow
-def test_what_is_read_stays_where_it_is_while_heights_are_found_out(page: Transcript, qtbot: QtBot) -> None:
+def test_what_is_read_stays_where_it_is_while_heights_are_found_out(
+    page: Transcript, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = count(step=0.004)  # a slow computer does six things in the time of a step
+    monkeypatch.setattr("kvchat.ui.transcript.message_column.time.thread_time", lambda: next(clock))
     page.show_conversation(conversation(300))
     bar = page.verticalScrollBar()
     for key, place in ((Qt.Key.Key_Home, 0), (Qt.Key.Key_End, bar.maximum)):
