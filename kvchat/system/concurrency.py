@@ -138,6 +138,7 @@ class InterruptibleTask:
     """A task that can be interrupted without cancelling the caller that awaits it."""
 
     task: asyncio.Task[Any] | None = None
+    _is_interrupted: bool = False  # `Task.cancelling` also counts a timeout that is just expiring
 
     async def run(self, coroutine: Coroutine[Any, Any, R]) -> R | None:
         """Run a coroutine; return None if `interrupt` ended it. Cancelling the caller cancels the coroutine."""
@@ -149,12 +150,13 @@ class InterruptibleTask:
             await asyncio.wait([task])
             raise
         finally:
-            self.task = None
+            self.task, self._is_interrupted = None, False
         return None if task.cancelled() else task.result()
 
     def interrupt(self) -> bool:
         """Cancel the running task, at most once so that it can clean up. Return False if no task is running."""
-        return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
+        self._is_interrupted = self._is_interrupted or (self.task is not None and self.task.cancel())
+        return self._is_interrupted
 
 
 async def shielded(coroutine: Coroutine[Any, Any, R]) -> R:

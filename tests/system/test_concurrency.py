@@ -1,6 +1,7 @@
 """Threads and tasks when their caller is cancelled."""
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Callable
@@ -132,6 +133,25 @@ async def test_worker_error_after_cancel_is_ignored() -> None:
     await asyncio.sleep(0)
     assert not bugs
     worker.close()
+
+
+async def test_interrupt_ends_a_task_whose_timeout_is_just_expiring() -> None:
+    interruption, begun = InterruptibleTask(), asyncio.Event()
+
+    async def work() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with limit:
+                begun.set()
+                await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    loop, limit = asyncio.get_running_loop(), asyncio.timeout(3600)
+    caller = asyncio.ensure_future(interruption.run(work()))
+    await begun.wait()
+    limit.reschedule(loop.time())
+    loop.call_soon(interruption.interrupt)  # after the timeout, before the task runs
+    async with asyncio.timeout(10):
+        assert await caller is None
 
 
 async def test_interrupted_task_cleans_up_when_its_caller_is_cancelled() -> None:

@@ -178,6 +178,7 @@ class EngineSupervisor(EngineConnection):
         self._clock, self._sleep = clock, sleep
         self._serial = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._is_ending = False  # the task was cancelled
         self._process: EngineProcess | None = None
 
     @property
@@ -193,6 +194,7 @@ class EngineSupervisor(EngineConnection):
             await self._end(EngineState.STOPPING)
             plan = next(plans)
             self.publish(EngineStatus(EngineState.STARTING))
+            self._is_ending = False
             self._task = asyncio.create_task(self._run(location, plan, plans), name="engine supervisor")
             self._task.add_done_callback(self._report_internal_error)
 
@@ -209,7 +211,8 @@ class EngineSupervisor(EngineConnection):
     async def _end(self, state: EngineState) -> None:
         """Publish `state` and stop the engine, if one runs. Cancelling this call does not prevent the stop."""
         if self._task is not None:
-            if not self._task.cancelling():  # a second cancel would kill the process at once
+            if not self._is_ending:  # a second cancel would kill the process at once
+                self._is_ending = True
                 self.publish(EngineStatus(state))
                 self._task.cancel()
             await asyncio.wait({self._task})
