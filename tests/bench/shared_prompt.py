@@ -1,7 +1,9 @@
 """Disk use of many chats on one system prompt and of many short turns, and how soon one more chat answers."""
 
 import dataclasses
+import tempfile
 from collections.abc import Collection
+from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
@@ -23,6 +25,7 @@ from kvchat.cli.terminal import print_err
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.tools.tool import Tool, freeze, prompt_tools
+from tests.bench.size import write_kv_model
 
 OWN_TOKENS = 200  # of each chat: its question and its reply
 CELL_BYTES = 16  # of a token in a slot file, beside its row: its id, position and sequence
@@ -104,8 +107,15 @@ async def growth(options: BenchOptions, turns: int) -> dict[str, Any]:
 async def day(options: BenchOptions, chats: int, replies: int) -> dict[str, Any]:
     """Measure what short replies, over chats in turn, write to disk: kvchat and its engine together (Linux only).
 
-    Files in memory do not count. `written_today`: as the Storage window shows it. Raises BenchFailed.
+    By default with a generated model. Files in memory do not count. `written_today`: as the Storage window shows it.
+    Raises BenchFailed.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or write_kv_model(Path(folder) / "kv.gguf")
+        return await _day(dataclasses.replace(options, model=model), chats, replies)
+
+
+async def _day(options: BenchOptions, chats: int, replies: int) -> dict[str, Any]:
     async with bench_home(options, reply_tokens=GROWTH_REPLY_TOKENS) as home:
         ids = [(await home.runtime.chat.new_conversation()).id for _ in range(chats)]
         row, tokens = (await home.runtime.engine.ready()).kv_bytes_per_token, dict.fromkeys(ids, 0)
