@@ -90,6 +90,7 @@ def test_invocation_has_a_free_port_and_a_new_key_in_the_environment(monkeypatch
         assert first.key != second.key
         assert first.environment[variable] == first.key
         assert first.environment["GGML_CUDA_DISABLE_GRAPHS"] == "1"
+        assert first.environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
         assert first.key not in f"{first.command} {first}"
         port = first.plan.port
         assert first.base_url == f"http://127.0.0.1:{port}"
