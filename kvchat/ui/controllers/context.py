@@ -127,15 +127,19 @@ class ContextController(Controller):
                 self._count_soon()
 
     async def _fit(self, fit: Callable[[str | None, str, Sequence[Attachment]], Awaitable[Attachments]]) -> None:
-        """Replace the draft's attachments by those that `fit` returns."""
-        chat_id, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
-        if all(attached.data or attached.whole for attached in attachments):
-            draft, attachments = "", (*attachments, document_from_text(_(PASTED_TEXT_NAME), draft))
-        fitting = await fit(chat_id, draft, attachments)
-        if chat_id == self._chat.current:
-            self._composer.set_draft(draft)
-            self._composer.set_attachments(fitting)
-            self._composer.focus()
+        """Replace the draft's attachments by those that `fit` returns, unless the user has changed them meanwhile."""
+        composer, chat_id = self._composer, self._chat.current
+        draft, attachments = composer.draft, composer.chips.attachments
+        if attaches_draft := all(attached.data or attached.whole for attached in attachments):
+            fitting = await fit(chat_id, "", (*attachments, document_from_text(_(PASTED_TEXT_NAME), draft)))
+        else:
+            fitting = await fit(chat_id, draft, attachments)
+        is_changed = composer.chips.attachments != attachments or (attaches_draft and composer.draft != draft)
+        if chat_id == self._chat.current and not is_changed:
+            if attaches_draft:
+                composer.set_draft("")
+            composer.set_attachments(fitting)
+            composer.focus()
 
     def _set_dismissed(self, dismissed: bool) -> None:
         (self._dismissed.add if dismissed else self._dismissed.discard)(self._chat.current)

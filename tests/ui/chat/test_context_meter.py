@@ -181,6 +181,37 @@ async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
     await until(lambda: ("send", chat, "What is in it?") in runtime.chat.calls)
 
 
+@pytest.mark.parametrize("has_document", [True, False])
+async def test_text_typed_while_a_document_is_shortened_is_kept(
+    runtime: StagedRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, has_document: bool
+) -> None:
+    furnish(runtime, window, 5_000)
+    card, composer, text = window.context_card, window.composer, "A line of words.\n" * 10_000
+    shorten, shortened = runtime.chat.context.truncate_longest, asyncio.Event()
+
+    async def type_and_shorten(
+        chat: str | None, draft: str, attachments: Sequence[Attachment]
+    ) -> tuple[Attachment, ...]:
+        qtbot.keyClicks(composer.editor, "Why?")
+        try:
+            return await shorten(chat, draft, attachments)
+        finally:
+            shortened.set()
+
+    monkeypatch.setattr(runtime.chat.context, "truncate_longest", type_and_shorten)
+    if has_document:
+        composer.set_attachments([document_from_text("long.txt", text)])
+    else:
+        composer.set_draft(text)
+    await until(lambda: card.isVisible() and card.attach_part_button.isVisible())
+    card.attach_part_button.click()
+    await shortened.wait()
+    await until(lambda: not window.runner._tasks)
+    names = [attachment.name for attachment in composer.chips.attachments]
+    expected = ("Why?", ["Beginning of long.txt"]) if has_document else (f"{text}Why?", [])
+    assert (composer.draft, names) == expected
+
+
 async def test_long_document_is_looked_up_in_and_its_passages_open_in_it(
     runtime: StagedRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
