@@ -13,7 +13,7 @@ from kvchat.chat.attachments import document_from_text
 from kvchat.chat.events import Event, MessagesChanged, QuestionNotStored, ReplyFinished
 from kvchat.chat.options import NewChat
 from kvchat.chat.record.database import Database, Draft
-from kvchat.chat.record.messages import NEW_CHAT_ID, QUEUED_PREFIX, Attachment, MessageState
+from kvchat.chat.record.messages import NEW_CHAT_ID, QUEUED_PREFIX, Attachment, MessageState, Role
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _
@@ -143,7 +143,7 @@ class DraftController(Controller):
             self._views.notices.show_error(error)
 
 
-_POLL_S = 0.02  # interval for the end of a finished reply's turn
+_POLL_S = 0.02  # interval for the end of a turn
 _ENDED = (MessageState.COMPLETE, MessageState.LIMITED)  # neither stopped by the user nor failed
 
 
@@ -296,15 +296,15 @@ class SendController(Controller):
             case QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
                 self._return_to_draft(id, text, attachments, error)
                 self.release_drafts(id)
-            case ReplyFinished(conversation_id=id, message_id=message_id) if any(self.queued(id)):
-                self._runner.start(self._send_after(id, message_id))
+            case ReplyFinished(conversation_id=id) if any(self.queued(id)):
+                self._runner.start(self._send_after_turn(id))
 
-    async def _send_after(self, conversation_id: str, message_id: str) -> None:
-        """Send the queued message after the reply `message_id`, unless the reply was stopped or the window closes."""
-        messages = await self._runtime.chat.messages(conversation_id)
-        if not any(message.id == message_id and message.state in _ENDED for message in messages):
-            return
-        while not self._closed and self._runtime.chat.is_answering(conversation_id):  # noqa: ASYNC110
+    async def _send_after_turn(self, conversation_id: str) -> None:
+        """Send the queued message after the current turn, unless the turn was stopped or the window closes."""
+        chat = self._runtime.chat
+        while not self._closed and chat.is_answering(conversation_id):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
-        if not self._closed:
+        last = (await chat.messages(conversation_id))[-1]
+        is_complete = last.role is Role.ASSISTANT and last.state in _ENDED and not last.calls
+        if is_complete and not (self._closed or chat.is_answering(conversation_id)):
             self._send_queued(conversation_id)

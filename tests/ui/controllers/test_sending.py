@@ -10,7 +10,8 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import QUEUED_PREFIX, Attachment
+from kvchat.chat.record.messages import QUEUED_PREFIX, Attachment, Role
+from kvchat.engine.api.wire import CallDelta, ChatChunk
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
@@ -122,6 +123,28 @@ async def test_what_is_removed_is_not_sent_and_stop_asks_first(
     qtbot.mouseClick(waiting.send_button, Qt.MouseButton.LeftButton)
     await until(lambda: sent(furnished) == ["first", "later"])
     assert not waiting.isVisible()
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_it_waits_for_the_replies_after_tool_calls_and_stop_asks_first(
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, stops: bool
+) -> None:
+    chat = await answering(window, furnished, qtbot)
+    enter(qtbot, window.composer, "later")
+    furnished.engine.server.played.put_nowait(ChatChunk(calls=(CallDelta(0, "1", "nothing", "{}"),)))
+    furnished.chat.finish()
+    await until(lambda: [message.role for message in furnished.chat.said(chat)[-2:]] == [Role.TOOL, Role.ASSISTANT])
+    if stops:
+        furnished.chat.say("So")
+        await until(lambda: window.chat.turn_of(chat).live_text == "So")
+        furnished.chat.stop(chat)
+        await until(lambda: not furnished.chat.is_answering(chat))
+        await until(lambda: len(sent(furnished)) > 1 or not window.runner._tasks)
+    else:
+        furnished.chat.finish()
+        await until(lambda: len(sent(furnished)) == 2)
+        furnished.chat.finish()
+    assert sent(furnished) == (["first"] if stops else ["first", "later"])
 
 
 async def test_it_outlives_the_window_and_is_sent_once(furnished: StagedRuntime, look: Look, qtbot: QtBot) -> None:
