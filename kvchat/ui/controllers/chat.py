@@ -84,10 +84,11 @@ class ChatController(Controller):
         for id, text in written.items():
             self.drafts.set(id, text)
         self.open(first.conversation_id or None)
+        shown = composer.draft
         if is_sent:
             composer.send()
         await self.conversations.start()
-        if self.conversations.chat_ids and self.current is None and not (is_typed or composer.draft):
+        if self.conversations.chat_ids and self.current is None and not is_typed and composer.draft == shown:
             self.open(self.conversations.chat_ids[0])
         else:
             self._show_all()
