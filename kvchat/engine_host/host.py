@@ -252,15 +252,20 @@ class SwitchingEngineHost:
             if self._is_closed or self.status.state not in DOWN_STATES:
                 return
             connection = self.current.connection
+            before = connection.status
             connection.publish(EngineStatus(EngineState.STARTING))
             self._start_settings = settings = self._settings()
             self._started_with_vision = needs_vision
             try:
                 start = await self.current.prepare(settings, needs_vision=needs_vision, tokens=tokens)
+                if not self._is_closed:  # `close` may have run
+                    await start()
             except KvchatError as error:
                 state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
                 connection.publish(EngineStatus(state, start_failure(error)))
-                return
+            except asyncio.CancelledError:  # the user stopped the reply
+                connection.publish(before)
+                raise
             except BaseException:
                 failure = EngineFailure(
                     FailureKind.EXITED,
@@ -270,8 +275,6 @@ class SwitchingEngineHost:
                 )
                 connection.publish(EngineStatus(EngineState.FAILED, failure))
                 raise
-            if not self._is_closed:  # `close` may have run
-                await start()
 
     async def _restart(self, *, needs_vision: bool, tokens: int) -> None:
         """Stop the engine and start it again, even if the caller is cancelled meanwhile."""

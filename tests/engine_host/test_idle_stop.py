@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from unittest.mock import AsyncMock
+
+import pytest
 
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine_host.idle_stop import IdleStop
@@ -53,6 +55,33 @@ async def test_start_with_the_first_message(tmp_path: Path, fake_engine: FakeEng
         assert fake_engine.launches() == []
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
         assert runtime.engine.status.state is READY
+
+
+@pytest.mark.parametrize("step", ["prepare", "start"])
+async def test_stop_during_the_start_of_the_engine_is_no_failure(
+    tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async with running(tmp_path, fake_engine, engine_start="message") as runtime:
+        await runtime.start()
+        chat, reached = (await runtime.chat.new_conversation()).id, asyncio.Event()
+
+        async def hang() -> None:
+            reached.set()
+            await asyncio.Event().wait()
+
+        async def prepare(*_: object, **__: object) -> Callable[[], Awaitable[None]]:
+            if step == "prepare":
+                await hang()
+            return hang
+
+        with monkeypatch.context() as slow:
+            slow.setattr(runtime.engine.managed, "prepare", prepare)
+            reply = runtime.chat.send(chat, "Hello")
+            await reached.wait()
+            runtime.chat.stop(chat)
+            assert await reply is None
+        assert (runtime.engine.status.state, runtime.engine.status.failure) == (UNLOADED, None)
+        await ask(runtime, chat, "Hello again")
 
 
 async def test_busy_engine_does_not_stop(runtime: Runtime, fake_engine: FakeEngine) -> None:
