@@ -142,8 +142,8 @@ class ToolsController(Controller):
         if id is None:
             self._choice.selected = selected
         else:
-            options = replace(self._options, tools=selected)
-            await runtime.chat.options.change(id, options)
+            chosen = (await runtime.chat.turn_context.answer_settings(id)).options
+            await runtime.chat.options.change(id, replace(chosen, tools=selected))
             tools = [tool for offer in self._offers for tool in offer.tools if is_selected(tool, selected)]
             await runtime.chat.options.change_tools(id, tools)
         await runtime.apply_settings(replace(runtime.settings, new_chat_tools=selected))

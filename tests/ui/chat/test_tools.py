@@ -12,6 +12,7 @@ from kvchat.chat.events import CallsChanged
 from kvchat.chat.options import PermissionMode, Preset
 from kvchat.chat.turn.tool_calls import PendingCall
 from kvchat.engine.api.connection import EngineState
+from kvchat.engine.api.wire import Sampling
 from kvchat.settings import Settings
 from kvchat.tools.tool import Tool, ToolCall, ToolFailed, ToolResult
 from kvchat.tools.toolbox import Toolbox
@@ -222,6 +223,21 @@ async def test_a_selection_never_uses_the_state_of_another_chat(
     after = (await runtime.chat.turn_context.answer_settings(second)).options
     assert after == options, "neither permission nor tools of the first chat"
     assert not (await runtime.chat.options.tools(second)).tools
+
+
+async def test_a_selection_keeps_the_chat_settings_changed_since_the_list_was_loaded(
+    runtime: StagedRuntime, files: Files, window: MainWindow
+) -> None:
+    chat = (await runtime.chat.create(await runtime.chat.new_chat())).id
+    window.chat.open(chat)
+    await opened(window)
+    options = (await runtime.chat.turn_context.answer_settings(chat)).options
+    await runtime.chat.options.change(chat, replace(options, sampling=Sampling(temperature=0.25)))
+    window.tools.popup.tree.source_items[0].setCheckState(0, CHECKED)
+    await until(lambda: runtime.settings.new_chat_tools == ("files/*",))
+    after = (await runtime.chat.turn_context.answer_settings(chat)).options
+    assert (after.tools, after.sampling.temperature) == (("files/*",), 0.25)
+    window.tools.popup.hide()
 
 
 async def test_a_preset_applied_later_announces_its_tools(
