@@ -92,9 +92,11 @@ class ModelController(Controller):
             self._locate(failure.path, retry=True)
 
     def _locate(self, missing: str, *, retry: bool) -> None:
+        id = self._chat.current
+
         async def use(path: Path) -> None:
             await self._runtime.locate_model(missing, path)
-            if retry:
+            if retry and id == self._chat.current:
                 self._chat.retry()
 
         open_gguf_dialog(self._window, lambda path: self._runner.start(use(path)))

@@ -8,6 +8,7 @@ import pytest
 from kvchat.chat.events import TurnFailed
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.errors import EngineFailed, EngineFailure, FailureKind
+from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.parser import ModelFileMissing
@@ -80,6 +81,23 @@ async def test_a_missing_model_offers_others(runtime: StagedRuntime, window: Mai
     await until(lambda: ("retry", "c2") in runtime.chat.calls)
     assert ("use_model", "c2", runtime.settings.model_path) in runtime.chat.calls
     assert card.isHidden()
+
+
+@pytest.mark.parametrize("switches", [False, True])
+async def test_a_located_model_answers_only_in_the_chat_that_missed_it(
+    runtime: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch, switches: bool
+) -> None:
+    async def locate(missing: str, path: Path) -> None:
+        if switches:  # loading the model takes a while
+            window.chat.open("c1")
+
+    monkeypatch.setattr(runtime, "locate_model", locate)
+    monkeypatch.setattr("kvchat.ui.controllers.model.open_gguf_dialog", lambda _, choose: choose(Path("found.gguf")))
+    window.chat.open("c2")
+    runtime.events.publish(TurnFailed("c2", ModelMissing(GONE)))
+    window.transcript.tail.failure_card.locate_button.click()
+    await until(lambda: not window.runner._tasks)
+    assert [call for call in runtime.chat.calls if call[0] == "retry"] == ([] if switches else [("retry", "c2")])
 
 
 async def test_another_model_is_one_click_away(runtime: StagedRuntime, window: MainWindow, tmp_path: Path) -> None:
