@@ -52,12 +52,14 @@ class DraftController(Controller):
         """
         texts = await self._run(Database.draft_texts)
         attachments = await self._run(Database.draft_attachments)
-        self._saved_attachments = dict(attachments)
+        self._saved_attachments, attached = dict(attachments), self._drafts
         self._drafts = {id: Draft(id, texts.get(id, ""), attachments.get(id, ())) for id in texts | attachments}
-        for draft in list(self._drafts.values()):
+        for id, draft in attached.items():  # while this was loading
+            self.set(id, attachments=(*self.attachments_of(id), *draft.attachments))
+        for id, draft in list(self._drafts.items()):
             if not fits_field(draft.text):
                 document = await asyncio.to_thread(document_from_text, _(PASTED_TEXT_NAME), draft.text)
-                self.set(draft.conversation_id, "", (*draft.attachments, document))
+                self.set(id, "", (*self.attachments_of(id), document))
         composer, current = self._composer, self.current_chat
         composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
         composer.chips.changed.connect(lambda: self.set(current(), attachments=composer.chips.attachments))
@@ -80,7 +82,7 @@ class DraftController(Controller):
 
     def attach(self, conversation_id: str | None, attachments: Attachments) -> None:
         self.set(conversation_id, attachments=attachments)
-        self.show()
+        self._show_attachments()
 
     def prepend(self, conversation_id: str | None, text: str, attachments: Attachments) -> None:
         old = self.get(conversation_id)
@@ -96,8 +98,12 @@ class DraftController(Controller):
         draft = self.get(self.current_chat())
         if self._composer.draft != draft.text:
             self._composer.set_draft(draft.text)
-        if self._composer.chips.attachments != draft.attachments:
-            self._composer.set_attachments(draft.attachments)
+        self._show_attachments()
+
+    def _show_attachments(self) -> None:
+        attachments = self.attachments_of(self.current_chat())
+        if self._composer.chips.attachments != attachments:
+            self._composer.set_attachments(attachments)
 
     def hold(self, *ids: str) -> list[str]:
         """Keep these drafts on disk until `release`, while their text is being stored as a message. Return the ids."""

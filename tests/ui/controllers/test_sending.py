@@ -1,6 +1,7 @@
 """Messages written during a reply, in the real window with the staged runtime."""
 
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import QUEUED_PREFIX, Attachment, Role
+from kvchat.chat.record.messages import NEW_CHAT_ID, QUEUED_PREFIX, Attachment, Role
 from kvchat.engine.api.wire import CallDelta, ChatChunk
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
@@ -103,6 +104,31 @@ async def test_text_typed_at_any_moment_of_the_start_is_kept(
     monkeypatch.setattr(target, name, type_and_load)
     await window.start()
     assert (window.chat.current, window.composer.draft) == (None, "typed")
+    await window.finish()
+    window.close()
+    window.deleteLater()
+
+
+@pytest.mark.parametrize("has_long_draft", [False, True])
+async def test_text_and_attachment_of_the_start_are_kept_while_the_drafts_load(
+    furnished: StagedRuntime, look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, has_long_draft: bool
+) -> None:
+    if has_long_draft:
+        furnished.chat._do(Database.store_drafts, {NEW_CHAT_ID: "word " * 30_000}, {})
+    window = joined(furnished, look)
+    window.show()
+    drafts, composer, run = window.chat.drafts, window.composer, furnished.chat.turn_context.run
+    qtbot.keyClicks(composer.editor, "typed")
+    composer.text_given.emit("long")
+
+    async def read_slowly(function: Callable[..., object], *given: object) -> object:
+        await until(lambda: drafts.attachments_of(None))
+        return await run(function, *given)
+
+    monkeypatch.setattr(drafts, "_run", read_slowly)
+    await window.start()
+    texts = [attachment.text.strip() for attachment in composer.chips.attachments]
+    assert (composer.draft, texts) == ("typed", ["long", *[("word " * 30_000).strip()] * has_long_draft])
     await window.finish()
     window.close()
     window.deleteLater()
