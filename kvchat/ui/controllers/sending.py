@@ -257,6 +257,10 @@ class SendController(Controller):
                 if page is self._page():
                     self._drafts.move(NEW_CHAT_ID, new.id)
                     self.chat_started.emit()
+        if self._runtime.chat.is_answering(page.conversation_id):  # a message sent just before
+            self.queue(page.conversation_id, text, attachments)
+            self._drafts.release(held)
+            return
         if page is self._page():
             self._views.transcript.scroll_to_end()
         self._start_turn(page.conversation_id, text, attachments, held, new)

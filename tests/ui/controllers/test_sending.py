@@ -219,6 +219,21 @@ async def test_it_comes_back_with_the_first_message_of_a_chat_that_could_not_beg
     await until(lambda: sent(furnished) == ["first", "first\n\nsecond"])
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_of_two_messages_sent_in_one_moment_the_second_is_queued(
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, is_new: bool
+) -> None:
+    window.chat.open(None if is_new else "d")
+    enter(qtbot, window.composer, "first")
+    enter(qtbot, window.composer, "second")
+    await until(lambda: window.composer.queued_message.isVisible() or window.notices.visible_notices)
+    assert (sent(furnished), window.notices.visible_notices) == (["first"], [])
+    await until(lambda: furnished.chat.answering_chats)
+    furnished.chat.finish()
+    await until(lambda: sent(furnished) == ["first", "second"])
+    furnished.chat.finish()
+
+
 async def test_words_that_no_chat_can_hold_back_stay_in_the_composer(window: MainWindow, qtbot: QtBot) -> None:
     window.new_conversation()
     window.composer.set_busy(True)
