@@ -341,7 +341,11 @@ class ChatSettingsWindow(OptionsPanel):
             preset = replace(values, model=self._own_model)
             self.chat_started.emit((await chat.create(chat_from_preset(preset))).id)
         else:
-            await chat.options.change(id, values.options)
+            options, saved = values.options, self._saved.options
+            if (options.tools, options.permission) == (saved.tools, saved.permission):  # no preset changed them
+                now = (await chat.turn_context.answer_settings(id)).options
+                options = replace(options, tools=now.tools, permission=now.permission)
+            await chat.options.change(id, options)
             await chat.options.change_system_prompt(id, values.system)
             if model and model != self._saved_model:
                 await chat.use_model(id, model)

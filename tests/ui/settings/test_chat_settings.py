@@ -1,10 +1,11 @@
 """Chat settings and presets: input, validation in place, applying, and no silent data loss."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvchat.chat.options import ChatOptions, Preset
+from kvchat.chat.options import ChatOptions, PermissionMode, Preset
 from kvchat.chat.record.messages import Role
 from kvchat.engine.api.wire import Sampling
 from kvchat.library.gguf.facts import read_facts
@@ -70,6 +71,21 @@ async def test_what_is_entered_is_the_conversation_s_own(runtime: StagedRuntime,
     assert form.read().options == requested
     form.reset_button.click()
     assert form.read().options == ChatOptions(template=requested.template)
+
+
+async def test_saving_keeps_tools_and_permission_chosen_meanwhile(
+    runtime: StagedRuntime, panel: ChatSettingsWindow
+) -> None:
+    allowed = ChatOptions(permission=PermissionMode.ALL)
+    await runtime.chat.options.change("c1", allowed)
+    await opened(panel)
+    chosen = replace(allowed, tools=("files/read",), permission=PermissionMode.ASK)
+    await runtime.chat.options.change("c1", chosen)  # by the tools button
+    panel.form.number_fields["top_k"].setText("20")
+    panel.save_button.click()
+    await until(lambda: not panel.isVisible())
+    expected = replace(chosen, sampling=Sampling(top_k=20))
+    assert (await runtime.chat.turn_context.answer_settings("c1")).options == expected
 
 
 async def test_nonsense_is_refused_in_place_until_a_preset_fills_the_fields(
