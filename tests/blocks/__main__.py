@@ -6,7 +6,6 @@ A private desktop, the real window, a real llama-server. `own` excludes waiting 
 import argparse
 import asyncio
 import json
-import math
 import signal
 import sys
 import tempfile
@@ -44,10 +43,7 @@ def main() -> None:
     blocks = [Block(**block) for block in result["blocks"]]
     print(report(blocks, result["beats"], options.over))
     print(result["fault"] or "done", flush=True)
-    # Connections to another server slow the window down as well.
-    allowed = {"crowd": max([LIMIT_MS, *(1.5 * block.own for block in blocks if block.phase == "crowd elsewhere")])}
-    allowed["crowd elsewhere"] = math.inf
-    sys.exit(bool(result["fault"]) or any(block.own > allowed.get(block.phase, LIMIT_MS) for block in blocks))
+    sys.exit(bool(result["fault"]) or any(block.own > LIMIT_MS for block in blocks))
 
 
 def measure(folder: Path, chats: int, phases: list[str]) -> dict[str, Any]:
@@ -57,7 +53,8 @@ def measure(folder: Path, chats: int, phases: list[str]) -> dict[str, Any]:
     home.write_settings(**settings, **others, max_tokens=500, read_ahead="always", context_size=16384, **GREEDY)
     asyncio.run(_fill(home, settings, chats))
     out = folder / "blocks.json"
-    command = [sys.executable, "-m", "tests.blocks.app", str(out), *phases]
+    # The X server has a higher priority, as on a real desktop: painting waits for it.
+    command = ["nice", "-n", "5", sys.executable, "-m", "tests.blocks.app", str(out), *phases]
     with Desktop() as desktop:
         desktop.environment.pop("QT_LINUX_ACCESSIBILITY_ALWAYS_ON")  # accessibility changes the times
         output = folder / "output"

@@ -18,7 +18,6 @@ from PySide6.QtWidgets import QApplication, QDialog, QFileDialog, QLineEdit, QWi
 
 from kvchat import __main__, application
 from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadAheadProgress, ReplyFinished
-from kvchat.engine.process.plan import free_port
 from kvchat.session.events import Saved
 from kvchat.ui.dialogs.confirm import ConfirmDialog, PassphraseDialog
 from kvchat.ui.sidebar.library_window import AddDocumentsDialog, LibraryWindow
@@ -66,7 +65,7 @@ class User(QObject):
             for phase in (
                 self.start, self.select, self.hover, self.keys, self.five_at_once, self.scroll, self.write, self.paste,
                 self.reply, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
-                self.settings, self.palette, self.search, self.absorb, self.crowd_elsewhere, self.crowd,
+                self.settings, self.palette, self.search, self.absorb, self.crowd,
             ):  # fmt: skip
                 if self._phases and phase.__name__ not in ("start", *self._phases):
                     continue
@@ -214,15 +213,16 @@ class User(QObject):
 
     def crowd(self) -> None:
         """10,000 connections that send half a head, and bodies of megabytes, while a user writes and asks."""
-        self.beside_a_crowd(self.call(lambda: self.runtime.api_server.url))
-
-    def crowd_elsewhere(self) -> None:
-        """Do the same with another server: the cost of the connections alone."""
-        port = free_port("127.0.0.1")
-        command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
-        with subprocess.Popen(command, cwd=self._out.parent, stderr=subprocess.DEVNULL) as server:
-            self.beside_a_crowd(f"http://127.0.0.1:{port}")
-            server.terminate()
+        url = self.call(lambda: self.runtime.api_server.url)
+        command = [sys.executable, "-m", "tests.soak.crowd", url, "10000"]
+        # Their priority is low, as if they came from another computer.
+        with subprocess.Popen(command, preexec_fn=lambda: os.nice(19)) as connections:
+            while connections.poll() is None:
+                self.xdotool("key", "ctrl+n")  # a single chat would fill its context
+                self.xdotool("type", "--delay", "25", "--", "And is it longer than the others?")
+                self.reply()
+            if connections.returncode:
+                raise RuntimeError("the connections failed")
 
     def absorb(self) -> None:
         """Absorb a slot file of 2 GB, written by another process."""
@@ -243,17 +243,6 @@ class User(QObject):
             time.sleep(seconds)
         self.click_on(LONG)
         time.sleep(2.0)
-
-    def beside_a_crowd(self, url: str) -> None:
-        """Type and send until the connections end; they have a low priority, as if from another computer."""
-        command = [sys.executable, "-m", "tests.soak.crowd", url, "10000"]
-        with subprocess.Popen(command, preexec_fn=lambda: os.nice(19)) as connections:
-            while connections.poll() is None:
-                self.xdotool("key", "ctrl+n")  # a single chat would fill its context
-                self.xdotool("type", "--delay", "25", "--", "And is it longer than the others?")
-                self.reply()
-            if connections.returncode:
-                raise RuntimeError("the connections failed")
 
     @property
     def file_of_chat(self) -> Path:

@@ -23,13 +23,13 @@ class Block:
     phase: str
     wall: float
     cpu: float  # the thread ran
-    queued: float  # it waited for a core
+    queued: float  # it waited for a core, also while it held the interpreter
     stack: str  # where it was most of the time
 
     @property
     def own(self) -> float:
         """Its own work, and waiting for the disk, a lock or another thread, but not for a core."""
-        return self.wall - self.queued
+        return max(self.wall - self.queued, 0.0)
 
 
 class Watch(QObject):
@@ -46,7 +46,8 @@ class Watch(QObject):
         self._clock = time.pthread_getcpuclockid(self._main.ident or 0)
         self._main_task = self._task(self._main)
         self._over = False
-        self._beat.connect(lambda came: came.set())
+        self._answers: list[float] = []  # when the loop handled each beat
+        self._beat.connect(lambda answered: (self._answers.append(time.perf_counter()), answered.set()))
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
@@ -57,17 +58,18 @@ class Watch(QObject):
     def _run(self) -> None:
         task = self._task(threading.current_thread())
         while not self._over:
-            came, stacks, phase = threading.Event(), Counter[str](), self.phase
-            asleep, held = time.perf_counter(), _queued(task)
+            answered, stacks, phase = threading.Event(), Counter[str](), self.phase
+            asleep, held, queued = time.perf_counter(), _queued(task), _queued(self._main_task)
             time.sleep(BEAT_S)
-            begun, cpu, queued = time.perf_counter(), time.clock_gettime(self._clock), _queued(self._main_task)
+            begun, cpu = time.perf_counter(), time.clock_gettime(self._clock)
             # Waking late means that no core was free, or that a thread holds the interpreter.
             late = max(begun - asleep - BEAT_S - (_queued(task) - held), 0.0)
-            self._beat.emit(came)
-            while not came.wait(CHECK_INTERVAL_S) and not self._over:
+            self._beat.emit(answered)
+            while not answered.wait(CHECK_INTERVAL_S) and not self._over:
                 if time.perf_counter() - begun > SAMPLE_AFTER_S:
                     stacks[self._stack()] += 1
-            wall, ran = time.perf_counter() - begun, time.clock_gettime(self._clock) - cpu
+            wall = (self._answers.pop() if self._answers else time.perf_counter()) - begun
+            ran = time.clock_gettime(self._clock) - cpu
             self.beats[phase] += 1
             if late + wall > MIN_BLOCK_S:
                 if late > wall:
