@@ -137,9 +137,9 @@ class McpSource:
     async def tools(self) -> Sequence[Tool]:
         """Return the tools that are turned on and approved. The first list of a server counts as approved."""
         connection = await self._connected()
-        self._tools_changed, self._listed_from = False, connection
+        self._tools_changed = False
         listing = await self._context.thread.run(connection.tools())
-        self._listed, self._problems = tuple(listing.tools), tuple(listing.problems)
+        self._listed, self._problems, self._listed_from = tuple(listing.tools), tuple(listing.problems), connection
         if self._context.approvals.tool_digests(self.id) is None:
             await asyncio.to_thread(self._context.approvals.approve_tools, self.id, self._listed)
         self._context.publish()

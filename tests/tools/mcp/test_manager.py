@@ -8,6 +8,7 @@ import pytest
 
 from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths
+from kvchat.tools.mcp.connection import Connection
 from kvchat.tools.mcp.manager import ServerManager
 from kvchat.tools.mcp.server import ServerState
 from kvchat.tools.tool import ToolFailed
@@ -66,6 +67,22 @@ async def test_changed_and_new_tools_wait_for_approval(faulty: Start, manager: S
     assert [tool.name for tool in source.server.pending_tools] == ["echo", "crash"]
     await manager.approve_tools(manager.source("faulty").server)
     assert await source.tools() == tools
+
+
+async def test_failed_list_lets_no_call_pass(
+    faulty: Start, manager: ServerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_connection: Connection) -> None:
+        raise ToolFailed("The server did not respond in time.")
+
+    source = await faulty()
+    await manager.set_tool_enabled("faulty", "echo", False)
+    with monkeypatch.context() as failing:
+        failing.setattr(Connection, "tools", fail)
+        with pytest.raises(ToolFailed, match="in time"):
+            await source.tools()
+    with pytest.raises(ToolFailed, match="turned off"):
+        await source.call("echo", {})
 
 
 async def test_tools_and_servers_are_switched_off(faulty: Start, manager: ServerManager) -> None:
