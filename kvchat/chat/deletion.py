@@ -121,7 +121,8 @@ class RecentlyDeleted:
     async def delete_now(self, entries: Sequence[DeletedEntry]) -> None:
         for entry in entries:
             if entry.is_chat:
-                await self.purge_chat(entry.id)
+                if await self._turn_context.run(_delete_unless_restored, entry.id):
+                    await self.purge_chat(entry.id)
             else:
                 ids = await self._turn_context.run(tree.delete_removed, entry.id)
                 await self.purge({entry.conversation_id: ids})
@@ -262,6 +263,15 @@ def entries(database: Database, keep_s: float) -> list[DeletedEntry]:
             DeletedEntry(removed.id, removed.conversation_id, safe_prose(removed.current_title), count, text, *times)
         )
     return sorted(deleted, key=lambda entry: entry.deleted_at, reverse=True)
+
+
+def _delete_unless_restored(database: Database, conversation_id: str) -> bool:
+    """Delete a chat if it is still among the deleted ones, and return True if so."""
+    with database.transaction():
+        query = "SELECT 1 FROM conversations WHERE id = ? AND deleted_at IS NOT NULL"
+        if is_deleted := bool(database.rows(query, (conversation_id,))):
+            database.delete(conversation_id)
+    return is_deleted
 
 
 def purge_abandoned(database: Database, keep_s: float) -> None:

@@ -55,6 +55,22 @@ async def test_next_run_can_restore_a_chat_and_a_message_with_memory(stage: Stag
     assert (await stage.answered(chat, "And the Danube?")).source is not Source.COLD
 
 
+async def test_chat_restored_while_others_are_deleted_permanently_stays(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats, deleted = {await stage.chat(), await stage.chat()}, stage.service.recently_deleted
+    await deleted.delete([*chats])
+    purge_chat = deleted.purge_chat
+
+    async def purge_and_restore_other(id: str) -> None:
+        await purge_chat(id)
+        await deleted.restore_chats([*(chats - {id})])
+
+    monkeypatch.setattr(deleted, "purge_chat", purge_and_restore_other)
+    await deleted.delete_now(await deleted_entries(stage))
+    assert len(await stage.service.conversations()) == 1
+
+
 async def test_expired_chat_is_deleted_while_kvchat_runs(stage: Stage) -> None:
     await stage.service.recently_deleted.delete([await stage.answered_chat()])
     let_days_pass(stage, 6.9)
