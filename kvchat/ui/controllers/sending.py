@@ -314,7 +314,7 @@ class SendController(Controller):
         chat = self._runtime.chat
         while not self._closed and chat.is_answering(conversation_id):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
-        last = (await chat.messages(conversation_id))[-1]
-        is_complete = last.role is Role.ASSISTANT and last.state in _ENDED and not last.calls
+        last = (await chat.messages(conversation_id))[-1:]  # none if the chat was deleted
+        is_complete = any(it.role is Role.ASSISTANT and it.state in _ENDED and not it.calls for it in last)
         if is_complete and not (self._closed or chat.is_answering(conversation_id)):
             self._send_queued(conversation_id)
