@@ -296,14 +296,14 @@ class ChatController(Controller):
                 self.model_menu.popup(QCursor.pos())
             case RequestKind.CONTINUE:
                 self._run_at_end(id, chat.continue_reply(message))
+            case RequestKind.EDIT if message.role is Role.ASSISTANT and request.text != message.content.strip():
+                self._runner.start(self._edit_reply(message, request.text))
             case RequestKind.EDIT:
                 self._views.transcript.end_edit(message.id)
                 if message.role is Role.USER:
                     self._run_at_end(id, chat.edit(message, request.text))
                 elif message.role is Role.TOOL:
                     self._run_at_end(id, chat.edit_result(message, request.text))
-                elif request.text != message.content.strip():
-                    self._runner.start(chat.edit_reply(message, request.text))
             case RequestKind.EDIT_CALL:
                 self._views.transcript.end_edit(message.id)
                 self._run_at_end(id, chat.edit_call(message, request.text))
@@ -311,6 +311,10 @@ class ChatController(Controller):
                 self._runner.start(self._delete_message(message))
             case RequestKind.SWITCH:
                 self._runner.start(chat.switch(id, request.text))
+
+    async def _edit_reply(self, message: Message, text: str) -> None:
+        await self._runtime.chat.edit_reply(message, text)
+        self._views.transcript.end_edit(message.id)  # not before: if it cannot be stored, the text stays there
 
     def edit_last(self) -> None:
         questions = [message for message in self._views.transcript.messages if message.role is Role.USER]

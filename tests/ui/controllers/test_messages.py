@@ -9,6 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.record.database import Database
+from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.model_files import Source
@@ -123,6 +124,23 @@ async def test_a_reply_is_written_anew(furnished: StagedRuntime, window: MainWin
     edited = (await views(window, 2))[1]
     assert "You edited this reply." in [label.text() for label in edited.findChildren(QLabel)]
     assert not [button_ for button_ in edited.findChildren(QPushButton) if button_.text() == "Continue"], "it is whole"
+
+
+async def test_edited_reply_that_cannot_be_stored_stays_in_its_editor(
+    furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageFailed("Your chats could not be read or written", "The disk is full.")
+
+    reply = (await views(window))[1]
+    qtbot.mouseClick(button(reply, "Edit the reply"), LEFT)
+    assert reply.editor is not None
+    qtbot.keyClicks(reply.editor.field, " Baikal.")
+    monkeypatch.setattr(Database, "append", fail)
+    qtbot.keyClick(reply.editor.field, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
+    await until(lambda: window.notices.visible_notices)
+    assert reply.editor is not None
+    assert reply.editor.field.toPlainText() == "Reply 0. Baikal."
 
 
 async def test_regenerate_and_continue(furnished: StagedRuntime, window: MainWindow, qtbot: QtBot) -> None:
