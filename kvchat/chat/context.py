@@ -7,7 +7,7 @@ reprocessed; the old branch stays. Counting uses only the engine's tokenizer.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvchat.chat.attachments import ESTIMATED_PICTURE_TOKENS, document_from_text
@@ -136,6 +136,7 @@ _TokenCount = tuple[int, bool]  # tokens of a text; True if counted completely
 
 @dataclass(frozen=True)
 class _Reduction:
+    slot: Slot
     engine: ReadyEngine
     chosen: AnswerSettings
     sampling: Sampling
@@ -148,8 +149,9 @@ class _Reduction:
 
 
 class ContextService:
-    def __init__(self, turn_context: TurnContext) -> None:
-        self._turn_context = turn_context
+    def __init__(self, turn_context: TurnContext, on_slot_changed: Callable[[], None]) -> None:
+        """`on_slot_changed` is called after a chat was reduced, or the attempt failed."""
+        self._turn_context, self._on_slot_changed = turn_context, on_slot_changed
         self._branch_count: tuple[object, int] | None = None  # the last counted branch and its tokens
         self._document_counts: dict[tuple[str, str, bool], _TokenCount] = {}  # by model, file hash, and if looked up
 
@@ -264,8 +266,7 @@ class ContextService:
 
     async def drop_middle(self, conversation_id: str) -> int:
         """Continue in a branch without the middle; return the number of messages dropped. Raises KvchatError."""
-        async with self._turn_context.slots.acquire(conversation_id) as slot:  # the chat may use another model
-            reduction = await self._start_reduction(conversation_id, slot)
+        async with self._reduction(conversation_id) as reduction:
             for share in RECENT_SHARE_DIVISORS:
                 split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // share if share else 0)
                 if await reduction.fits(prompt_messages([*split.opening, *split.recent])):
@@ -273,9 +274,11 @@ class ContextService:
         raise NothingToDrop
 
     async def summarise(self, conversation_id: str) -> int:
-        """Continue in a branch with the model's summary of the middle; return the number of messages it replaces."""
-        async with self._turn_context.slots.acquire(conversation_id) as slot:
-            reduction = await self._start_reduction(conversation_id, slot)
+        """Continue in a branch with the model's summary of the middle; return the number of messages it replaces.
+
+        The request follows the opening and the middle, which are loaded or saved, so only its own tokens are processed.
+        """
+        async with self._reduction(conversation_id) as reduction:
             split = split_branch(reduction.branch, reduction.sizes, reduction.engine.limit // 4)
             request_message = new_message(conversation_id, Role.USER, SUMMARY_REQUEST)
             while True:  # shorten the middle until it fits with the summary
@@ -288,7 +291,7 @@ class ContextService:
                 split = BranchSplit(split.opening, split.middle[:last], split.middle[last:] + split.recent)
             plain = replace(reduction.sampling, max_tokens=reduction.reserve, stop=None, json_schema=None, grammar=None)
             chunks: list[str] = []
-            exchange = self._turn_context.exchange(slot, conversation_id)
+            exchange = self._turn_context.exchange(reduction.slot, conversation_id)
             request = PromptRequest(messages, lambda: plain, reduction.chosen.model, reduction.chosen.options.template)
             async with exchange.explaining_losses():
                 await exchange.answer(request, lambda chunk: chunks.append(chunk.text))
@@ -310,18 +313,23 @@ class ContextService:
             return 0
         return max(map(_estimate_tokens, branches), default=0) + MAX_RESERVE
 
-    async def _start_reduction(self, conversation_id: str, slot: Slot) -> _Reduction:
+    @contextlib.asynccontextmanager
+    async def _reduction(self, conversation_id: str) -> AsyncIterator[_Reduction]:
         turn_context = self._turn_context
-        turn_context.require_no_reply(conversation_id)
-        chosen, branch = await turn_context.settings_and_branch(conversation_id)
-        exchange = Exchange(turn_context.slots, slot, turn_context.host, conversation_id)
-        request = PromptRequest(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
-        engine = (await exchange.lease_slot(request)).engine
-        sizes = [
-            await engine.engine.count_tokens(prompt_content(message)) + _extra_tokens(message) for message in branch
-        ]
-        sampling = turn_context.merge_sampling(None, chosen.options)
-        return _Reduction(engine, chosen, sampling, branch, sizes, engine.reserve(sampling.max_tokens))
+        try:
+            async with turn_context.slots.acquire(conversation_id) as slot:  # the chat may use another model
+                turn_context.require_no_reply(conversation_id)
+                chosen, branch = await turn_context.settings_and_branch(conversation_id)
+                exchange = Exchange(turn_context.slots, slot, turn_context.host, conversation_id)
+                request = PromptRequest(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
+                engine = (await exchange.lease_slot(request)).engine
+                count = engine.engine.count_tokens
+                sizes = [await count(prompt_content(message)) + _extra_tokens(message) for message in branch]
+                sampling = turn_context.merge_sampling(None, chosen.options)
+                reserve = engine.reserve(sampling.max_tokens)
+                yield _Reduction(slot, engine, chosen, sampling, branch, sizes, reserve)
+        finally:
+            self._on_slot_changed()
 
     async def _count_document(self, engine: ReadyEngine, attachment: Attachment) -> _TokenCount:
         if attachment.data and not engine.has_vision:

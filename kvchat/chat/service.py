@@ -158,7 +158,8 @@ class ChatService:
         self.forecasts, self.read_ahead = Forecasts(turn_context), ReadAhead(turn_context)
         self.finder = ChatSearch(turn_context)
         turn_context.is_answering = self.is_answering
-        self.context, self.options = ContextService(turn_context), OptionsService(turn_context)
+        self.context = ContextService(turn_context, on_slot_changed=self.read_ahead.start)
+        self.options = OptionsService(turn_context)
         self.lookup = Lookup(turn_context, self.context)
         self.tool_choice = ToolChoice(turn_context)
         self.turns = Turns(turn_context, self.context, self.lookup, on_slot_changed=self.read_ahead.start)
@@ -327,7 +328,7 @@ class ChatService:
 
     async def restore_messages(self, removed: RemovedMessages) -> None:
         await self.recently_deleted.restore_messages(removed.conversation_id, removed.id)
-        self.read_ahead.on_branch_changed(removed.conversation_id)
+        self.read_ahead.start()
 
     async def _change_tree(
         self, conversation_id: str, change: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs
@@ -336,7 +337,7 @@ class ChatService:
         self.turn_context.require_no_reply(conversation_id)
         result = await self.turn_context.run(change, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))
-        self.read_ahead.on_branch_changed(conversation_id)
+        self.read_ahead.start()
         return result
 
     def stop(self, conversation_id: str) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 import httpx2
 import pytest
 
+from kvchat.chat.options import ChatOptions
 from kvchat.chat.record.messages import Message, MessageState, prompt_messages
 from kvchat.chat.turn.titles import is_title_due
 from kvchat.engine.api.client import LlamaServerClient
-from kvchat.engine.api.wire import ChatMessage, Sampling, chat_body, prompt_body
+from kvchat.engine.api.wire import ChatMessage, Sampling, Timings, chat_body, prompt_body
 from kvchat.runtime import Runtime
+from kvchat.session.exchange import Exchange
 from kvchat.session.proof import Source
+from tests.e2e.home import notes
 from tests.e2e.restarts import SYSTEM, receipt, settings
 from tests.models import tiny_model
 from tests.running import opened
@@ -131,6 +134,44 @@ async def check_turn_after_title(runtime: Runtime, home: Path) -> None:
     assert isinstance(cold, LlamaServerClient)
     tokens = await cold_tokens(cold, prompt_messages((await chat.messages(conversation))[:-1]))
     assert verdict(reply.content, tokens) != DIFFERS, (reply.content, tokens)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3"])
+async def test_a_summary_reprocesses_its_instruction_and_the_new_branch_is_read_ahead(
+    tmp_path, monkeypatch, architecture
+):
+    requests, prove = list[Timings](), Exchange.prove
+
+    async def record(exchange, timings):
+        requests.append(timings)
+        return await prove(exchange, timings)
+
+    monkeypatch.setattr(Exchange, "prove", record)
+    model = settings(tiny_model(architecture), "llama-server", context_size=8192, slots=1)
+    async with opened(tmp_path, model) as runtime:
+        chat = runtime.chat
+        conversation = (await chat.new_conversation("You are terse.")).id
+        await chat.options.change(conversation, ChatOptions(Sampling(max_tokens=30, temperature=0.0)))
+        for number in range(8):
+            assert await chat.send(conversation, f"{number}. {notes(32)}", GREEDY)
+            await chat.wait_until_idle()
+        before = await chat.context.usage(conversation)
+        chat.select(conversation)
+        assert await chat.context.summarise(conversation) >= 2
+        summary = requests[-1]
+        await chat.wait_until_idle()
+        reply = await chat.send(conversation, "And then?", GREEDY)
+        await chat.wait_until_idle()
+    assert before is not None
+    assert reply is not None
+    turn = receipt(reply)
+    print(f"{architecture:<9}chat {before.used}, summary: {summary.cache_n} cached, {summary.prompt_n} processed;")
+    print(f"next turn: {turn.cached_tokens} of {turn.prompt_tokens} cached, {turn.read_ahead_tokens} read ahead")
+    assert before.used > 3800
+    assert summary.cache_n > 1000
+    assert summary.prompt_n < 40
+    assert turn.read_ahead_tokens > 1000
+    assert turn.cached_tokens >= 0.98 * turn.prompt_tokens
 
 
 async def cold_tokens(cold: LlamaServerClient, prompt: list[ChatMessage]) -> list[dict[str, Any]]:

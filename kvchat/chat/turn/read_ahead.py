@@ -104,10 +104,6 @@ class ReadAhead:
         if self._target and self._target.conversation_id == conversation_id:
             self.select(None)
 
-    def on_branch_changed(self, conversation_id: str) -> None:
-        if self._target and self._target.conversation_id == conversation_id:
-            self.start()
-
     def stop(self, conversation_id: str) -> None:
         self._stopped = conversation_id
         self._turn_context.slots.stop_background()

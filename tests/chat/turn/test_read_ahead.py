@@ -142,3 +142,15 @@ async def test_message_in_another_chat_waits_for_one_step(stage: Stage) -> None:
     assert len(before) <= steps + 1
     await stage.idle()
     assert stage.slots.owners() == [chat], "then the draft is read again"
+
+
+@pytest.mark.parametrize("method", ["summarise", "drop_middle"])
+async def test_shorter_branch_is_read_ahead(stage: Stage, method: str) -> None:
+    chat = await stage.answered_chat(STORY)
+    for text in ("Why? ", "Who? "):
+        await stage.answered(chat, text * 150)
+    await stage.show(chat)
+    await getattr(stage.service.context, method)(chat)
+    await stage.idle()
+    receipt = await stage.answered(chat, "Go on.")
+    assert receipt.cached_tokens > 0.9 * receipt.prompt_tokens
