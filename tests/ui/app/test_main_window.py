@@ -165,14 +165,6 @@ async def test_first_message_begins_a_conversation(runtime: StagedRuntime, windo
     await until(lambda: window.header.title.full_text == "Hello")
 
 
-async def test_two_messages_at_once_begin_one_conversation(runtime: StagedRuntime, window: MainWindow) -> None:
-    window.chat.send_controller.send("one")
-    window.chat.send_controller.send("two")
-    await until(lambda: len([call for call in runtime.chat.calls if call[0] == "send"]) == 2)
-    await until(lambda: runtime.chat.by_id)
-    assert len(runtime.chat.by_id) == 1
-
-
 @pytest.mark.parametrize("begun", [True, False])
 async def test_a_message_goes_where_enter_was_pressed(
     furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, begun: bool

@@ -224,6 +224,7 @@ async def test_of_two_messages_sent_in_one_moment_the_second_is_queued(
     furnished: StagedRuntime, window: MainWindow, qtbot: QtBot, is_new: bool
 ) -> None:
     window.chat.open(None if is_new else "d")
+    chats_before = set(furnished.chat.by_id)
     enter(qtbot, window.composer, "first")
     enter(qtbot, window.composer, "second")
     await until(lambda: window.composer.queued_message.isVisible() or window.notices.visible_notices)
@@ -232,6 +233,7 @@ async def test_of_two_messages_sent_in_one_moment_the_second_is_queued(
     furnished.chat.finish()
     await until(lambda: sent(furnished) == ["first", "second"])
     furnished.chat.finish()
+    assert len(set(furnished.chat.by_id) - chats_before) == is_new
 
 
 async def test_words_that_no_chat_can_hold_back_stay_in_the_composer(window: MainWindow, qtbot: QtBot) -> None:
