@@ -88,20 +88,20 @@ async def test_a_message_of_the_first_picture_is_sent_unless_edited(
     window.deleteLater()
 
 
-@pytest.mark.parametrize("step", ["drafts", "conversations"])
+@pytest.mark.parametrize(("part", "method"), [("drafts", "load"), ("conversations", "start")])
 async def test_text_typed_at_any_moment_of_the_start_is_kept(
-    furnished: StagedRuntime, look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, step: str
+    furnished: StagedRuntime, look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, part: str, method: str
 ) -> None:
     window = joined(furnished, look)
     window.show()
-    loader = window.chat.drafts.load if step == "drafts" else window.chat.conversations.start
+    loader = getattr(window.chat, part)
+    load = getattr(loader, method)
 
     async def type_and_load() -> None:
         qtbot.keyClicks(window.composer.editor, "typed")
-        await loader()
+        await load()
 
-    target, name = (window.chat.drafts, "load") if step == "drafts" else (window.chat.conversations, "start")
-    monkeypatch.setattr(target, name, type_and_load)
+    monkeypatch.setattr(loader, method, type_and_load)
     await window.start()
     assert (window.chat.current, window.composer.draft) == (None, "typed")
     await window.finish()
