@@ -157,6 +157,8 @@ class RequestRunner:
     async def _run(self, pending: PendingRequest) -> None:
         pending.task = asyncio.current_task()
         try:
+            if pending.is_abandoned:  # stopped before this task's first step
+                return
             async with self.crashes.admitting(pending.record.program):
                 await self._answer(pending)
         except asyncio.CancelledError:

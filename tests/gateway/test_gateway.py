@@ -455,6 +455,23 @@ async def test_stopping_the_engine_ends_answers_in_their_dialect(
     assert server.last.stage is Stage.FAILED
 
 
+async def test_request_stopped_before_its_first_step_is_not_answered(
+    server: RunningGateway, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = server.gateway.runner.begin
+
+    def begin_and_stop(*arguments: Any) -> PendingRequest:
+        pending = begin(*arguments)
+        pending.stop()
+        return pending
+
+    monkeypatch.setattr(server.gateway.runner, "begin", begin_and_stop)
+    assert (await server.chat("Hello")).status_code == 503
+    await server.settled()
+    assert not forwarded(fake_engine)
+    assert server.last.stage is Stage.LEFT
+
+
 async def test_insistent_clients_do_not_keep_the_engine_from_stopping(server: RunningGateway) -> None:
     """Each is refused until it has stopped; then another engine answers the next."""
     await server.chat("Hello")

@@ -73,8 +73,7 @@ class QuickWindow(Panel):
         transcript.retry_requested.connect(
             lambda: self._run_for_chat(lambda id: self._run_turn(id, runtime.chat.retry(id)))
         )
-        transcript.message_requested.connect(lambda request: transcript.end_edit(request.message.id))
-        transcript.message_requested.connect(chat.handle_request)
+        transcript.message_requested.connect(lambda request: chat.handle_request(request, transcript))
         self.model = ElidedLabel("small")
         self.open_in_main_button = button(_("Open in the main window"), self.close, "link")
         self.open_in_main_button.clicked.connect(lambda: self._run_for_chat(self.chat_wanted.emit))

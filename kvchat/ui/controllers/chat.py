@@ -23,6 +23,7 @@ from kvchat.ui.controllers.views import ChatPresenter, Controller, Views, is_eng
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.ui.transcript.footer import MessageRequest, RequestKind
+from kvchat.ui.transcript.transcript import Transcript
 
 
 class ChatController(Controller):
@@ -270,11 +271,12 @@ class ChatController(Controller):
         messages = self._views.transcript.messages
         self.content_changed.emit(bool(messages) or self.is_answering or self._loading)
 
-    def handle_request(self, request: MessageRequest) -> None:
-        """Run an action on a message.
+    def handle_request(self, request: MessageRequest, transcript: Transcript | None = None) -> None:
+        """Run an action on a message, requested in `transcript` (default: the main window's).
 
         All actions but a fork change the conversation's branches, so they are refused during a reply.
         """
+        transcript = transcript or self._views.transcript
         message, chat, id = request.message, self._runtime.chat, request.message.conversation_id
         if request.kind is RequestKind.FORK:
 
@@ -297,24 +299,24 @@ class ChatController(Controller):
             case RequestKind.CONTINUE:
                 self._run_at_end(id, chat.continue_reply(message))
             case RequestKind.EDIT if message.role is Role.ASSISTANT and request.text != message.content.strip():
-                self._runner.start(self._edit_reply(message, request.text))
+                self._runner.start(self._edit_reply(message, request.text, transcript))
             case RequestKind.EDIT:
-                self._views.transcript.end_edit(message.id)
+                transcript.end_edit(message.id)
                 if message.role is Role.USER:
                     self._run_at_end(id, chat.edit(message, request.text))
                 elif message.role is Role.TOOL:
                     self._run_at_end(id, chat.edit_result(message, request.text))
             case RequestKind.EDIT_CALL:
-                self._views.transcript.end_edit(message.id)
+                transcript.end_edit(message.id)
                 self._run_at_end(id, chat.edit_call(message, request.text))
             case RequestKind.DELETE:
                 self._runner.start(self._delete_message(message))
             case RequestKind.SWITCH:
                 self._runner.start(chat.switch(id, request.text))
 
-    async def _edit_reply(self, message: Message, text: str) -> None:
+    async def _edit_reply(self, message: Message, text: str, transcript: Transcript) -> None:
         await self._runtime.chat.edit_reply(message, text)
-        self._views.transcript.end_edit(message.id)  # not before: if it cannot be stored, the text stays there
+        transcript.end_edit(message.id)  # not before: if it cannot be stored, the text stays there
 
     def edit_last(self) -> None:
         questions = [message for message in self._views.transcript.messages if message.role is Role.USER]

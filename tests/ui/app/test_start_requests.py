@@ -13,6 +13,8 @@ from pytestqt.qtbot import QtBot
 
 from kvchat import __main__
 from kvchat.chat.events import QuestionNotStored, TurnFailed
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.database_file import StorageFailed
 from kvchat.cli.arguments import parse
 from kvchat.errors import KvchatError
 from kvchat.system.owner import StartRequest
@@ -187,6 +189,34 @@ async def test_a_quick_question_is_answered_in_its_window(
     assert (quick.isVisible(), window.chat.current) == (False, chat)
     quick.toggle()
     assert quick.transcript.isHidden(), "the next one is another question"
+
+
+async def test_an_edit_of_a_quick_reply_that_cannot_be_stored_stays_in_its_editor(
+    furnished: StagedRuntime, window: MainWindow, quick: QuickWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageFailed("Your chats could not be read or written", "The disk is full.")
+
+    qtbot.keyClicks(quick.composer.editor, "How high?")
+    qtbot.keyClick(quick.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.answering_chats)
+    furnished.chat.say("Eight metres.")
+    furnished.chat.finish()
+    await until(lambda: not furnished.chat.answering_chats)
+    await until(lambda: len(quick.transcript.messages) == 2 and quick.transcript.messages[1].content)
+    reply = quick.transcript.messages[1].id
+    quick.transcript.edit(reply)
+    editor = quick.transcript.views[reply].editor
+    assert editor is not None
+    qtbot.keyClicks(editor.field, " Or nine.")
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "append", fail)
+        qtbot.keyClick(editor.field, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
+        await until(lambda: window.notices.visible_notices)
+    assert quick.transcript.views[reply].editor is editor
+    qtbot.keyClick(editor.field, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
+    await until(lambda: quick.transcript.messages[-1].content.endswith("Or nine."))
+    assert quick.transcript.views[quick.transcript.messages[-1].id].editor is None
 
 
 async def test_on_wayland_it_grows_no_further_than_the_screen(
