@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import gguf
+import httpx2
 import numpy as np
 import numpy.typing as npt
 
@@ -34,6 +35,7 @@ from kvchat.library.memory.demand import staging_room
 from kvchat.session.proof import Source
 from kvchat.system.paths import resolve_paths
 from kvchat.text.formatting import format_size
+from tests.bench.servers import TIMEOUT_S, Direct
 
 TOKENS = 16_384  # of the chat with the engine
 SIZE_BYTES = 2_150_000_000  # of the file that is made
@@ -75,6 +77,7 @@ async def _restored(home: BenchSetup, tokens: int) -> dict[str, Any]:
     home.check_save_count(1)
     times: list[float] = []
     own: list[float] = []
+    own_first: list[float] = []
     for number in range(ROUNDS):
         print_err(f"From disk after a restart, round {number + 1} of {ROUNDS} …")
         await home.restart()
@@ -83,32 +86,50 @@ async def _restored(home: BenchSetup, tokens: int) -> dict[str, Any]:
             why = receipt.miss_reason.text if receipt.miss_reason else ""
             raise BenchFailed("The chat did not come from disk", why, "Try it once more.")
         times.append(receipt.restore_ms)
-        own.append(await _engine_alone(home))
+        first_ms, third_ms = await _engine_alone(home)
+        own_first.append(first_ms)
+        own.append(third_ms)
     return {
         "tokens": home.saves[0].tokens,
         "file_bytes": home.saves[0].bytes,
         "restore_ms": median(times),  # lookup, rebuild, and the engine's restore
-        "engine_restore_ms": median(own),
-        "restore_ratio": median(map(truediv, times, own)),
+        "engine_restore_ms": median(own_first),  # the first of a new process, like kvchat's
+        "engine_third_restore_ms": median(own),
+        "restore_ratio": median(map(truediv, times, own_first)),
+        "restore_ratio_to_third": median(map(truediv, times, own)),
     }
 
 
-async def _engine_alone(home: BenchSetup) -> float:
-    """Return the ms the engine takes to restore a file it has just saved, in place; measured at the second restore."""
-    host = await home.runtime.engine.ready()
+async def _engine_alone(home: BenchSetup) -> tuple[float, float]:
+    """Return the ms that engines need to restore the chat's slot file, saved by this one.
+
+    A new process, for its first restore, and this one, for its third: it takes less time with each.
+    """
+    host, choice = await home.runtime.engine.ready(), home.runtime.engine.choice
+    assert choice is not None
     name = f"{disk.engine_file_name()}.slot"
     in_memory = MEMORY_FOLDER / name
     if MEMORY_FOLDER.is_dir():
         (host.slot_path / name).symlink_to(in_memory)
     await host.engine.save_slot(name)
     try:
-        taken = 0.0
+        server = Direct(choice.location, choice.plan, host.slot_path)
+        address = await server.open(1)
+        try:
+            async with httpx2.AsyncClient(timeout=TIMEOUT_S) as client:
+                started = time.perf_counter()
+                answer = await client.post(f"{address.url}/slots/0?action=restore", json={"filename": name})
+                first_ms = _ms_since(started)
+            answer.raise_for_status()
+        finally:
+            await server.close()
+        third_ms = 0.0
         for _ in range(2):
             await host.engine.erase_slot()
             started = time.perf_counter()
             await host.engine.restore_slot(name)
-            taken = 1000 * (time.perf_counter() - started)
-        return taken
+            third_ms = _ms_since(started)
+        return first_ms, third_ms
     finally:
         (host.slot_path / name).unlink(missing_ok=True)
         in_memory.unlink(missing_ok=True)

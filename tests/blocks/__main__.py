@@ -18,7 +18,7 @@ from kvchat.engine.process.plan import free_port
 from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
-from tests.blocks.app import LONG
+from tests.blocks.app import ABSORB_GB, LONG
 from tests.blocks.watch import Block
 from tests.chat.library import fill
 from tests.e2e.desktop import Desktop
@@ -35,18 +35,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.blocks", description=__doc__)
     parser.add_argument("--chats", type=int, default=0, help="number of other chats, never opened")
     parser.add_argument("--over", type=float, default=LIMIT_MS, metavar="MS", help="show the stacks of longer blocks")
+    parser.add_argument("--absorb-gb", type=float, default=2.0, metavar="GB", help="size of the absorbed slot file")
     parser.add_argument("phases", nargs="*", help="measure only these, such as crowd; default: all")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # its children end with it
     with tempfile.TemporaryDirectory(prefix="kvchat-blocks-") as folder:
-        result = measure(Path(folder), options.chats, options.phases)
+        result = measure(Path(folder), options.chats, options.phases, options.absorb_gb)
     blocks = [Block(**block) for block in result["blocks"]]
     print(report(blocks, result["beats"], options.over))
     print(result["fault"] or "done", flush=True)
     sys.exit(bool(result["fault"]) or any(block.own > LIMIT_MS for block in blocks))
 
 
-def measure(folder: Path, chats: int, phases: list[str]) -> dict[str, Any]:
+def measure(folder: Path, chats: int, phases: list[str], absorb_gb: float = 2.0) -> dict[str, Any]:
     home = Home(folder / "home")
     settings = {"model_path": str(tiny_model("llama")), "engine_path": engine_path("llama-server")}
     others = {"api_server": True, "api_port": free_port("127.0.0.1")}
@@ -55,10 +56,11 @@ def measure(folder: Path, chats: int, phases: list[str]) -> dict[str, Any]:
     out = folder / "blocks.json"
     # The X server has a higher priority, as on a real desktop: painting waits for it.
     command = ["nice", "-n", "5", sys.executable, "-m", "tests.blocks.app", str(out), *phases]
+    environment = {"KVCHAT_HOME": str(home.folder), ABSORB_GB: str(absorb_gb)}
     with Desktop() as desktop:
         desktop.environment.pop("QT_LINUX_ACCESSIBILITY_ALWAYS_ON")  # accessibility changes the times
         output = folder / "output"
-        with desktop.application(*command, output=output, KVCHAT_HOME=str(home.folder)) as process:
+        with desktop.application(*command, output=output, **environment) as process:
             process.wait(SECONDS)
         printed = output.read_text("utf-8", "replace")
     if not out.exists():

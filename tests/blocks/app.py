@@ -21,13 +21,15 @@ from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadAheadProgres
 from kvchat.session.events import Saved
 from kvchat.ui.dialogs.confirm import ConfirmDialog, PassphraseDialog
 from kvchat.ui.sidebar.library_window import AddDocumentsDialog, LibraryWindow
+from tests.bench.size import TOKEN_BYTES
 from tests.blocks.watch import Watch
 from tests.e2e.home import notes
 from tests.e2e.waiting import wait_until
-from tests.kvstore.store_bench import FINGERPRINT, Model, token_range
+from tests.kvstore.store_bench import FINGERPRINT
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
+ABSORB_GB = "KVCHAT_TEST_ABSORB_GB"
 LONG = "The long one"  # title of the chat of 6,000 tokens
 _CHANGES = (
     {"show_numbers": False}, {"theme": "dark"}, {"zoom": 125}, {"max_tokens": 501}, {"api_server": False},
@@ -225,11 +227,11 @@ class User(QObject):
                 raise RuntimeError("the connections failed")
 
     def absorb(self) -> None:
-        """Absorb a slot file of 2 GB, written by another process."""
-        store = self.runtime._store
-        path, model, tokens = store.staging.slot_folder() / "large.slot", Model(32, 8192), token_range(4096)
-        write = f"Path({str(path)!r}).write_bytes({model!r}.slot_file(token_range({len(tokens)})))"
-        code = f"from pathlib import Path; from tests.kvstore.store_bench import *; {write}"
+        """Absorb a slot file of an 8B model, by default of 2 GB, written by another process."""
+        store, size = self.runtime._store, float(os.environ.get(ABSORB_GB, 2)) * 1e9
+        path, tokens = store.staging.slot_folder() / "large.slot", tuple(range(1, round(size / TOKEN_BYTES) + 1))
+        write = f"write_slot_file(Path({str(path)!r}), tuple(range(1, {len(tokens) + 1})))"
+        code = f"from pathlib import Path; from tests.bench.size import write_slot_file; {write}"
         subprocess.run([sys.executable, "-c", code], check=True)
         store.saver.add(path, "large", FINGERPRINT, tokens, path.stat().st_size)
         if store.absorb_pending().refused:
