@@ -200,7 +200,7 @@ class Forwarder:
         self.set_stage(pending.record, Stage.ANSWERING)
         try:
             # With several answers, the slot may still hold another owner's state.
-            reuse = not request.needs_several_slots or lease.slot.holder(lease.engine.generation) == lease.owner
+            reuse = not request.needs_several_slots or lease.slot.holder == lease.owner
             body = request.body_for_slot(engine.slot, reuse=reuse)
             async with lease.guarding_restore(), engine.forward(pending.path, body) as answer:
                 pending.record.status = answer.status_code

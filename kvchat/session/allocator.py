@@ -48,11 +48,11 @@ class Allocator:
 
     def slot_of(self, owner: str) -> Slot | None:
         """Return the slot that holds this owner's state, or None."""
-        return next((slot for slot in self.all_slots if slot.holder() == owner), None)
+        return next((slot for slot in self.all_slots if slot.holder == owner), None)
 
     def owners(self) -> list[str]:
         slots = sorted(self.all_slots, key=lambda slot: -slot.used_at)
-        return [owner for slot in slots if (owner := slot.holder()) is not None]
+        return [owner for slot in slots if (owner := slot.holder) is not None]
 
     def best_contents(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
         """Return the contents of the slot that `acquire` would choose, and how many prompt tokens they cover."""

@@ -231,9 +231,7 @@ class Lease:
         slot.audience = point.audience if is_imported(point.audience) else audience_of(self.owner)
         ms, tokens = 1000 * (finished - started), point.tokens[: staged.n_tokens]
         record = RestoreRecord(point, staged.n_tokens, staged.tier, answer.file_bytes, ms, finished)
-        slot.set_contents(
-            SlotContents(self.engine.generation, self.owner, tokens, is_exact=True, unproved_restore=record)
-        )
+        slot.set_contents(SlotContents(self.owner, tokens, is_exact=True, unproved_restore=record))
         self.slots.restore_cost.record_restore(record.bytes, ms)
         self._notify(Restored(record.bytes, record.n_tokens, ms))
         return record
@@ -281,8 +279,7 @@ class Lease:
 
     def note_contents(self, tokens: Tokens, *, is_exact: bool = False, loaded: LoadedState | None = None) -> None:
         """Record that the slot holds at least these tokens. `loaded`: the load that is still unproved, if any."""
-        unproved = loaded.restore if loaded else None
-        self.slot.set_contents(SlotContents(self.engine.generation, self.owner, tokens, is_exact, unproved))
+        self.slot.set_contents(SlotContents(self.owner, tokens, is_exact, loaded.restore if loaded else None))
 
     async def turn_boundary(self, history: Sequence[ChatMessage]) -> Tokens:
         """Return the turn boundary after `history`: the tokens that begin every possible next message."""

@@ -150,10 +150,7 @@ async def _prefill_step(lease: Lease, tokens: Tokens, loaded: LoadedState) -> tu
         loaded.prefilled_ahead.tokens + timings.prompt_n, loaded.prefilled_ahead.ms + timings.prompt_ms
     )
     loaded = replace(loaded, expected_cached=len(tokens), prefilled_ahead=ahead)
-    generation, owner = lease.engine.generation, lease.owner
-    lease.slot.set_contents(
-        SlotContents(generation, owner, tokens, is_exact=True, unproved_restore=loaded.restore, prefilled_ahead=ahead)
-    )
+    lease.slot.set_contents(SlotContents(lease.owner, tokens, True, loaded.restore, ahead))
     return timings, loaded
 
 

@@ -21,7 +21,6 @@ _USE_COUNTER = itertools.count(1)
 class SlotContents:
     """Known contents of a slot: at least `tokens`; exactly those if `is_exact`."""
 
-    generation: int
     owner: str
     tokens: Tokens
     is_exact: bool
@@ -69,18 +68,16 @@ class Slot:
             return 0
         return max(self.max_tokens, len(self.contents.tokens) if self.contents else 0)
 
-    def holder(self, generation: int | None = None) -> str | None:
-        """Return the owner of the contents, or None if they are unknown or of another engine process."""
-        contents = self.contents
-        return contents.owner if contents and generation in (None, contents.generation) else None
+    @property
+    def holder(self) -> str | None:
+        """Owner of the contents, or None if they are unknown."""
+        return self.contents.owner if self.contents else None
 
     def reusable_tokens(self, prompt: Tokens, can_cut: bool) -> int:
         return self.contents.reusable_tokens(prompt, can_cut) if self.contents else 0
 
     def known_contents(self, engine: ReadyEngine) -> SlotContents | None:
-        if self.holder(engine.generation) is None:
-            self.forget()
-        return self.contents
+        return self.contents if self.generation == engine.generation else None
 
     def readable_contents(self, engine: ReadyEngine, owner: str) -> SlotContents | None:
         contents = self.known_contents(engine)

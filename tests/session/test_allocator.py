@@ -36,7 +36,7 @@ def make_slots(count: int, **contents: Tokens) -> Slots:
 def fill(slots: Slots, **contents: Tokens) -> None:
     for slot, (owner, tokens) in zip(slots.all_slots, contents.items(), strict=False):
         slot.mark_acquired(from_window=True)
-        slot.contents = SlotContents(1, owner, tokens, is_exact=True)
+        slot.contents = SlotContents(owner, tokens, is_exact=True)
 
 
 async def run_loop(count: int = 10) -> None:
@@ -120,7 +120,7 @@ class Load:
                 if self.random.random() < 0.2:  # it needs more room
                     await self.change_engine(slot)
                     await self.compute(slot)
-                slot.contents = SlotContents(1, owner, (1, 2, 3), is_exact=True)
+                slot.contents = SlotContents(owner, (1, 2, 3), is_exact=True)
                 stopped = asyncio.Event()
                 with self.slots.settling(slot, stopped.set):
                     for _ in range(self.random.randrange(20)):
@@ -168,7 +168,7 @@ async def test_a_chat_gets_its_own_slot_and_another_the_least_recently_used() ->
     slots = make_slots(3, a=(1, 2), b=(3, 4))
     async with slots.acquire("b") as b, slots.acquire("c") as c, slots.acquire("a") as a:
         assert [a, b, c] == slots.all_slots
-    slots.all_slots[2].contents = SlotContents(1, "c", (5,), is_exact=True)
+    slots.all_slots[2].contents = SlotContents("c", (5,), is_exact=True)
     async with slots.acquire("a"):
         pass
     async with slots.acquire("d") as d:
@@ -193,7 +193,7 @@ async def test_a_prompt_gets_the_slot_with_most_of_it(prompt: Tokens, window: bo
 
 async def settle(slots: Slots, owner: str, stopped: asyncio.Event, *, window: bool = True) -> None:
     async with slots.acquire(owner, from_window=window) as slot:
-        slot.contents = SlotContents(1, owner, tuple(range(100)), is_exact=True)
+        slot.contents = SlotContents(owner, tuple(range(100)), is_exact=True)
         with slots.settling(slot, stopped.set):
             await stopped.wait()
 

@@ -116,7 +116,7 @@ async def test_events_are_sent_and_the_counts_are_judged() -> None:
     assert [type(event) for event in session.events] == [WaitingForEngine, RequestSent]
     assert "".join(chunk.text for chunk in session.chunks) == "Yes it was."
     assert session.exchange.result.verdict.source is Source.COLD
-    assert session.slots.all_slots[0].holder() == "river"
+    assert session.slots.all_slots[0].holder == "river"
     assert len(session.slots.all_slots[0].contents.tokens) == 44
 
 

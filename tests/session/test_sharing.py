@@ -125,7 +125,7 @@ async def test_the_slots_never_hold_more_than_the_context(seed: int) -> None:
                 held = sum(other.claimed_tokens or other.max_tokens_held(1) for other in others)
                 assert held + tokens <= max(CONTEXT, tokens)
                 await run_loop(dice.randrange(8))
-                slot.set_contents(SlotContents(1, owner, tuple(range(tokens)), is_exact=True))
+                slot.set_contents(SlotContents(owner, tuple(range(tokens)), is_exact=True))
         finished.append(owner)
 
     owners = [("a", True), ("b", True), ("c", True), ("program", False), ("program", False)]
@@ -202,7 +202,7 @@ async def test_a_program_leaves_the_room_that_the_window_needs() -> None:
 def lease_program(slots: Slots, number: int, tokens: Tokens, engine: Engine) -> Lease:
     slot, owner = slots.all_slots[number], f"program/{number}"
     slot.generation, slot.claimed_tokens, slot.audience = 1, 1, audience_of(owner)
-    slot.contents = SlotContents(1, owner, tokens, is_exact=True)
+    slot.contents = SlotContents(owner, tokens, is_exact=True)
     return Lease(slots, slot, cast(Any, engine), owner, lambda event: None)
 
 

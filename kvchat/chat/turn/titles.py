@@ -162,7 +162,7 @@ class TitleGenerator:
         if lease.engine.keeps_memory:
             return replace(quiet, sampling=lambda: Sampling(_TITLE_TOKENS, temperature=0.0)), ()
         boundary = await lease.turn_boundary(history)
-        if lease.slot.holder(lease.engine.generation) != conversation_id:
+        if lease.slot.holder != conversation_id:
             return None
         if not (lease.engine.can_cut or await lease.is_saved(boundary)):
             return None
