@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
-from kvchat.session.slot import Slot, SlotContents
+from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority, RequestState, SlotRequest, StopCallback, Turn
 from kvchat.system.concurrency import InterruptibleTask
 
@@ -53,12 +53,6 @@ class Allocator:
     def owners(self) -> list[str]:
         slots = sorted(self.all_slots, key=lambda slot: -slot.used_at)
         return [owner for slot in slots if (owner := slot.holder) is not None]
-
-    def best_contents(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
-        """Return the contents of the slot that `acquire` would choose, and how many prompt tokens they cover."""
-        slot = self.slot_of(owner) or self._choose(SlotRequest(owner, prompt=prompt), self.all_slots, ())
-        contents = slot.readable_contents(engine, owner) if slot else None
-        return contents, contents.reusable_tokens(prompt, engine.can_cut) if contents else 0
 
     def match_engine(self, engine: ReadyEngine, slot: Slot) -> None:
         """Match the slots to this engine, keeping `slot`. Call under `exclusive` if their number changes."""

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from kvchat.engine.api.errors import EngineError
-from kvchat.kvstore.savepoint import AbsorbReport, program_of
+from kvchat.kvstore.savepoint import AbsorbReport, Tokens, program_of
 from kvchat.kvstore.store import BlockStore
 from kvchat.session.allocator import Allocator
 from kvchat.session.host import ReadyEngine
+from kvchat.session.proof import MIN_SHARE, Source
 from kvchat.session.restore_cost import RestoreCost
-from kvchat.session.slot import Slot
+from kvchat.session.slot import Slot, plan_load
+from kvchat.session.slot_request import SlotRequest
 from kvchat.system.files import file_size
 from kvchat.text.formatting import format_rough_duration, format_size
 from kvchat.text.language import _
@@ -244,6 +246,16 @@ class Slots(Allocator):
                 task.add_done_callback(self._erasing.discard)
 
     # The store
+
+    async def forecast(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[Source, int, int]:
+        """Return where a request's prompt would come from now, how many of its tokens, and the bytes to restore."""
+        slot = self.slot_of(owner) or self._choose(SlotRequest(owner, prompt=prompt), self.all_slots, ())
+        contents = slot.readable_contents(engine, owner) if slot else None
+        plan = await plan_load(self.store, engine, owner, contents, prompt, self.restore_cost.is_worthwhile)
+        source = Source(plan.restore.tier.value) if plan.restore else Source.HOT
+        if plan.reused_tokens < MIN_SHARE * len(prompt):
+            source = Source.COLD
+        return source, plan.reused_tokens, plan.restore.bytes if plan.restore else 0
 
     def write(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
         """Run a writing function of the store, in the order of calls. It continues if the caller stops waiting."""

@@ -24,9 +24,8 @@ from kvchat.engine.api.errors import EngineError
 from kvchat.engine.api.wire import ChatMemory
 from kvchat.kvstore.savepoint import SavePointSummary, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine
-from kvchat.session.proof import MIN_SHARE, Source
+from kvchat.session.proof import Source
 from kvchat.session.restore_cost import PrefillSpeed
-from kvchat.session.slot import plan_load
 from kvchat.text.formatting import STILL_LOADED, TimeRange, format_estimate
 from kvchat.text.language import N_, _, plural
 
@@ -155,14 +154,8 @@ class Forecasts:
                 left, source = found.total - found.ready, _source(found.source)
                 return Forecast(source, left, speed.forecast(left, found.bytes * await self._restore_rate()))
             prompt, end = await engine.engine.stable_prefix_tokens(messages)
-            contents, _ = turn_context.slots.best_contents(owner, prompt, engine)
-            best = await plan_load(
-                turn_context.slots.store, engine, owner, contents, prompt, turn_context.slots.restore_cost.is_worthwhile
-            )
-            source, size = Source.HOT if best.reused_tokens >= MIN_SHARE * len(prompt) else Source.COLD, 0
-            if best.restore is not None:
-                source, size = Source(best.restore.tier.value), best.restore.bytes
-            left = len(prompt) + end - best.reused_tokens
+            source, held_tokens, size = await turn_context.slots.forecast(owner, prompt, engine)
+            left = len(prompt) + end - held_tokens
             return Forecast(source, left, speed.forecast(left, size * await self._restore_rate()))
         except EngineError:
             return None

@@ -28,9 +28,9 @@ from kvchat.kvstore.savepoint import Tokens, program_chat_of, program_of, progra
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import EngineHost
 from kvchat.session.prefill import prefill_and_save, prefixes_to_save
-from kvchat.session.proof import MIN_SHARE, Source
+from kvchat.session.proof import Source
 from kvchat.session.restore_cost import MIN_GAIN
-from kvchat.session.slot import Slot, plan_load
+from kvchat.session.slot import Slot
 from kvchat.session.slot_request import Priority
 from kvchat.session.slots import Slots
 from kvchat.system.pairing import CodeHolder, PairingLocked, WrongCode
@@ -213,17 +213,10 @@ class DeviceApi:
                 self.runner.crashes.watch(engine.engine.lifetime)
                 async with self.runner.crashes.using_engine_at_once(request.scope["program"]):
                     prompt = await shared_tokens(engine, parsed.with_longer_draft)
-                contents, _ = self.slots.best_contents(owner, prompt, engine)
-                cost = self.slots.restore_cost
-                plan = await plan_load(self.slots.store, engine, owner, contents, prompt, cost.is_worthwhile)
+                source, ready, size = await self.slots.forecast(owner, prompt, engine)
             except KvchatError as error:
                 raise RequestRefused(503, str(error), "unavailable_error") from error
-        found, restore = plan.reused_tokens, plan.restore
-        source = Source(restore.tier.value) if restore else Source.HOT
-        if found < MIN_SHARE * len(prompt):
-            source = Source.COLD
-        size = restore.bytes if restore else 0
-        return JSONResponse({"source": source.value, "ready": found, "total": len(prompt), "bytes": size})
+        return JSONResponse({"source": source.value, "ready": ready, "total": len(prompt), "bytes": size})
 
     @contextlib.asynccontextmanager
     async def _next_request(self, request: Request) -> AsyncIterator[tuple[str, ParsedRequest, str | None]]:
