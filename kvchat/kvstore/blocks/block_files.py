@@ -17,7 +17,6 @@ import xxhash
 from blake3 import blake3
 
 from kvchat.kvstore import disk
-from kvchat.kvstore.blocks.positioned import Digests
 from kvchat.kvstore.blocks.recipe import RESIDUE_CHUNK_BYTES, BlockUse
 from kvchat.system.files import replace_file
 
@@ -88,16 +87,17 @@ class BlockFiles:
     def write(self, content: Iterable[bytes | memoryview]) -> WrittenBlock:
         """Write a block to a temporary file for `commit`. If the block already exists, delete the temporary file."""
         temporary = disk.private_folder(self._temporary) / disk.temporary_name()
-        digests, size = Digests(), 0
+        name, xxh3, size = blake3(), xxhash.xxh3_128(), 0
         try:
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
                 for part in content:
-                    digests.add(part)
+                    name.update(part)
+                    xxh3.update(part)
                     view = memoryview(part)
                     while view:
                         view = view[os.write(file.fileno(), view[:_WRITE_BYTES]) :]
                     size += len(part)
-            written = WrittenBlock(digests.name, digests.xxh3, size, temporary)
+            written = WrittenBlock(name.digest(), xxh3.digest(), size, temporary)
             if self.disk_usage(written.name, size) is None:
                 return written
             temporary.unlink()

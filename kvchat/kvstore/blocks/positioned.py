@@ -1,4 +1,4 @@
-"""Positioned reads and writes, parallel jobs, and hashes for block I/O.
+"""Positioned reads and writes, and parallel jobs for block I/O.
 
 The table gives the bytes read, hashed and written for a slot file of N bytes (tests/kvstore/blocks/test_io_counts.py).
 "New" means the rows added by a turn; the few KB of residue are not counted.
@@ -23,9 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
-
-import xxhash
-from blake3 import blake3
 
 from kvchat.kvstore.savepoint import CancelCheck, Cancelled
 
@@ -72,29 +69,6 @@ def write_at(file: FileIO, data: memoryview | bytes, offset: int) -> None:
                 file.seek(offset)
                 count = file.write(data) or 0
         data, offset = data[count:], offset + count
-
-
-class Digests:
-    """Incremental hashes of a block: BLAKE3, used as its name, and XXH3, which is several times as fast."""
-
-    def __init__(self, *, with_name: bool = True) -> None:
-        """Pass `with_name=False` to compute only XXH3, which detects accidental changes to a known block."""
-        self._blake3 = blake3() if with_name else None
-        self._xxh3 = xxhash.xxh3_128()
-
-    def add(self, piece: memoryview | bytes) -> None:
-        if self._blake3 is not None:
-            self._blake3.update(piece)
-        self._xxh3.update(piece)
-
-    @property
-    def name(self) -> bytes:
-        assert self._blake3 is not None
-        return self._blake3.digest()
-
-    @property
-    def xxh3(self) -> bytes:
-        return self._xxh3.digest()
 
 
 def prefetch(path: Path) -> None:

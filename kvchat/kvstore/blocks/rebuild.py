@@ -16,6 +16,9 @@ from io import FileIO
 from itertools import zip_longest
 from pathlib import Path
 
+import xxhash
+from blake3 import blake3
+
 from kvchat.kvstore import disk, memory_files
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
@@ -145,20 +148,19 @@ def _run_job(jobs: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks: 
         with blocks.path(use.block).open("rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size != use.size:
                 raise DamagedBlock
-            digests = positioned.Digests(with_name=False)
-            _copy_block(file, destinations, out, buffer, digests)
-            if digests.xxh3 == use.xxh3:
+            xxh3, name = xxhash.xxh3_128(), blake3()
+            _copy_block(file, destinations, out, buffer, xxh3)
+            if xxh3.digest() == use.xxh3:
                 return
-            digests = positioned.Digests()  # the name decides: the index's XXH3 may be damaged
-            _copy_block(file, destinations, out, buffer, digests)
+            _copy_block(file, destinations, out, buffer, name)  # it decides: the index's XXH3 may be damaged
     except FileNotFoundError as error:
         raise DamagedBlock from error
-    if digests.name != use.block:
+    if name.digest() != use.block:
         raise DamagedBlock
 
 
 def _copy_block(
-    file: FileIO, destinations: _Destinations, out: _OutputFile, buffer: memoryview, digests: positioned.Digests
+    file: FileIO, destinations: _Destinations, out: _OutputFile, buffer: memoryview, digest: blake3 | xxhash.xxh3_128
 ) -> None:
     """Read the block sequentially, hash it, and copy it to its destinations. Raises DamagedBlock."""
     read = 0
@@ -171,7 +173,7 @@ def _copy_block(
                 raise  # the target file was truncated; the block is not at fault
             raise DamagedBlock from error
         for filled in buffers:
-            digests.add(filled)
+            digest.update(filled)
         for target, length in batch:
             if out.mapped is None and target is not None:
                 positioned.write_at(out.file, rest[:length], target)
