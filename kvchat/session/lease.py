@@ -14,7 +14,6 @@ from kvchat.engine.api.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import (
     NO_AUDIENCE,
-    Cancelled,
     NotSaved,
     Predecessor,
     RestoreMiss,
@@ -33,7 +32,7 @@ from kvchat.session.proof import LoadedState, RestoreRecord, Verdict, judge_load
 from kvchat.session.restore_cost import LONG_PREFILL_MS, MIN_GAIN
 from kvchat.session.slot import Slot, SlotContents, find_save_point, plan_load, state_without_restore
 from kvchat.session.slots import Slots
-from kvchat.system.concurrency import shielded
+from kvchat.system.concurrency import in_thread, shielded
 from kvchat.text.reasons import Reason, ReasonCode
 
 _NEXT_TOKEN = -1  # placeholder for the first token after a boundary
@@ -239,22 +238,21 @@ class Lease:
     @contextlib.asynccontextmanager
     async def _stage_file(self, plan: RestorePlan) -> AsyncIterator[StagedFile | RestoreMiss]:
         """Put the save point's file into the slot folder and remove it afterwards. Ends soon if cancelled."""
-        engine, restorer, cancelled, engine_done = self.engine, self._store.restorer, threading.Event(), False
-        stage = partial(restorer.stage, window=engine.window_to_complete, cancelled=cancelled.is_set)
-        staging = asyncio.ensure_future(asyncio.to_thread(stage, plan, engine.slot_path))
+        engine, restorer, engine_done = self.engine, self._store.restorer, False
+        staged: list[StagedFile | RestoreMiss] = []
 
-        async def unstage() -> None:
-            with contextlib.suppress(Cancelled):  # nothing was staged
-                staged = await staging
-                if not isinstance(staged, RestoreMiss):
-                    await asyncio.to_thread(restorer.unstage, staged, engine_done=engine_done)
+        def stage(stop: threading.Event) -> None:
+            window = engine.window_to_complete
+            staged.append(restorer.stage(plan, engine.slot_path, window=window, cancelled=stop.is_set))
 
         try:
-            yield await asyncio.shield(staging)
+            await in_thread(stage)
+            yield staged[0]
             engine_done = True
         finally:
-            cancelled.set()
-            await shielded(unstage())  # a second cancellation would leave the file
+            for file in staged:
+                if isinstance(file, StagedFile):  # shielded: a second cancellation would leave the file
+                    await shielded(asyncio.to_thread(restorer.unstage, file, engine_done=engine_done))
 
     async def prove(self, loaded: LoadedState, cached: int, prompt: int) -> Verdict:
         """Judge a load by the next request: `cached` of its `prompt` tokens came from the engine's cache.
