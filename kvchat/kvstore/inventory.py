@@ -174,7 +174,8 @@ class Inventory:
         occupied = self.occupied_bytes()
         with self.index.read() as db:
             conversations, devices = usage.conversation_usages(db)
-            totals = usage.load_totals(db, self.current_date())
+            save_points, logical, rows, written, written_today = usage.load_totals(db, self.current_date())
+            blocks = usage.block_bytes(db)
         return StoreUsage(
             conversations=tuple(conversations),
             devices=tuple(devices),
@@ -182,13 +183,13 @@ class Inventory:
             programs_quota_bytes=self.bounds.programs_quota,
             free_bytes=self.free_bytes(),
             free_floor_bytes=self.bounds.free_floor,
-            save_points=totals.save_points,
-            logical_bytes=totals.logical_bytes,
+            save_points=save_points,
+            logical_bytes=logical,
             physical_bytes=occupied,
-            other_bytes=max(0, occupied - totals.disk_bytes),
-            unique_rows_bytes=totals.row_bytes,
-            bytes_written=totals.bytes_written,
-            bytes_written_today=totals.written_today,
+            other_bytes=max(0, occupied - blocks),
+            unique_rows_bytes=rows,
+            bytes_written=written,
+            bytes_written_today=written_today,
             warm_bytes=self.staging.bytes_in_memory(),
             staged=self.staging.describe(),
         )

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,23 +25,15 @@ from kvchat.kvstore.savepoint import (
 from kvchat.text.reasons import Reason, ReasonCode, parse_reason
 
 
-class Totals(NamedTuple):
-    save_points: int
-    logical_bytes: int  # all slot files
-    row_bytes: int  # row blocks
-    disk_bytes: int  # disk usage of all blocks
-    bytes_written: int
-    written_today: int
-
-
-def load_totals(db: sqlite3.Connection, today: str) -> Totals:
+def load_totals(db: sqlite3.Connection, today: str) -> tuple[int, int, int, int, int]:
+    """Return the number of save points, and the bytes of all slot files, of row blocks, written ever and today."""
     query = (
         "SELECT * FROM (SELECT count(*), coalesce(sum(file_size), 0) FROM save_points),"
         " (SELECT coalesce(sum(size * NOT residue), 0) FROM blocks),"
         " (SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes) FILTER (WHERE day = ?), 0) FROM written)"
     )
     points, logical, rows, written, written_today = db.execute(query, (today,)).fetchone()
-    return Totals(points, logical, rows, block_bytes(db), written, written_today)
+    return points, logical, rows, written, written_today
 
 
 def block_bytes(db: sqlite3.Connection) -> int:
