@@ -3,7 +3,6 @@
 import contextlib
 import sqlite3
 import threading
-from collections import deque
 from pathlib import Path
 
 from kvchat.kvstore.blocks import parser
@@ -38,8 +37,8 @@ class Saver:
         self._inventory, self._index = inventory, inventory.index
         self._staging, self._blocks = inventory.staging, inventory.blocks
         self._absorbing = threading.Lock()
-        # (conversation, save point, window) of files that an engine can use only once a window row is added.
-        self._windows: deque[tuple[str, str, int]] = deque()
+        # Save point and window, by conversation, of the newest file that lacks a row for a sliding window.
+        self.windows: dict[str, tuple[str, int]] = {}
         self._predecessors: dict[str, Predecessor] = {}  # by unabsorbed save point
 
     @saving_errors()
@@ -117,25 +116,9 @@ class Saver:
         if predecessor is not None:
             self._predecessors[point.id] = predecessor
         if window:
-            self._windows.append((conversation_id, point.id, window))
+            self.windows[conversation_id] = point.id, window
         self._staging.trim()
         return point
-
-    def take_window_points(self) -> list[tuple[str, int]]:
-        """Return and forget the save points whose files need a row added for a sliding window, with the window's size.
-
-        Returns only the newest of each conversation. The warm files of older ones are deleted, as no engine can use
-        them without the row.
-        """
-        newest: dict[str, tuple[str, int]] = {}
-        while self._windows:
-            with contextlib.suppress(IndexError):  # another thread was faster
-                conversation_id, point_id, window = self._windows.popleft()
-                before = newest.get(conversation_id)
-                if before is not None and not self._staging.is_unabsorbed(before[0]):
-                    self._staging.drop(before[0])
-                newest[conversation_id] = point_id, window
-        return list(newest.values())
 
     def absorb(self, cancelled: CancelCheck, *, low_priority: bool = False) -> AbsorbReport:
         """Absorb the staged files, that is, split them into blocks, until cancelled.
@@ -206,6 +189,8 @@ class Saver:
             if stored:
                 self._blocks.forget_new_blocks(on_disk)
                 self._staging.mark_absorbed(point_id)
+                if self.windows.get(point.conversation_id, (point_id,))[0] != point_id:
+                    self._staging.drop(point_id)  # no engine can use it without the row
             return stored
         raise NotSaved(Reason(ReasonCode.BLOCKS_DELETED))
 

@@ -96,8 +96,9 @@ class BlockStore:
             inventory.enforce_bounds(protected_id=newest)
         if cancelled():
             return report
-        for point_id, window in self.saver.take_window_points():
-            self.restorer.build_warm_file(point_id, window, cancelled)
+        for conversation_id in list(self.saver.windows):
+            if point := self.saver.windows.pop(conversation_id, None):
+                self.restorer.build_warm_file(*point, cancelled)
         self.restorer.preallocate_file().result()
         return report
 
