@@ -256,28 +256,22 @@ class Inventory:
     def delete_conversation(self, conversation_id: str) -> int:
         """Delete a conversation's save points, except those handed over by `transfer_to_extensions`."""
         with self.index.write() as db:
-            ids = points.transfer_to_extensions(db, points.find_ids(db, conversation_id))
-            points.delete(db, ids)
-            points.delete_conversation_records(db, conversation_id)
+            ids = points.delete_conversations(db, "name = ?", conversation_id)
         return self._free(ids)
 
     def delete_program(self, program: str) -> int:
         """Delete a program's save points, also those of the chats that it has named, except those handed over."""
-        named, owner = "name = ?1 OR substr(name, 1, length(?1) + 1) = ?1 || '/'", program_owner(program)
+        named, owner = "(name = ?1 OR substr(name, 1, length(?1) + 1) = ?1 || '/')", program_owner(program)
         with self.index.write() as db:
             db.execute(f"UPDATE conversations SET pinned = 0, never_save = 0 WHERE {named}", (owner,))
-            owners = [name for (name,) in db.execute(f"SELECT name FROM conversations WHERE {named}", (owner,))]
-            ids = points.transfer_to_extensions(db, [id for name in owners for id in points.find_ids(db, name)])
-            points.delete(db, ids)
-            for name in owners:
-                points.delete_conversation_records(db, name)
+            ids = points.delete_conversations(db, named, owner)
         return self._free(ids)
 
     def delete_all(self) -> int:
         with self.index.write() as db:
-            ids = points.find_ids(db, None)
+            ids = points.fetch_integers(db, "SELECT id FROM save_points")
             points.delete(db, ids)
-            points.delete_conversation_records(db, None)
+            points.delete_conversations(db, "true")  # without save points now
         return self._free(ids) + self.delete_orphans()
 
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
@@ -381,7 +375,7 @@ class Inventory:
         bad_recipes: dict[str, Reason] = {}
         with self.index.read() as db:
             blocks = db.execute("SELECT name, size FROM blocks").fetchall()
-            for point_id in points.find_ids(db, None):
+            for point_id in points.fetch_integers(db, "SELECT id FROM save_points"):
                 try:
                     points.load_recipe(db, point_id)
                 except RecipeError as error:

@@ -152,22 +152,18 @@ def staged_sizes(db: sqlite3.Connection) -> dict[int, int]:
     return dict(db.execute("SELECT id, file_size FROM save_points WHERE link_id IS NULL ORDER BY id").fetchall())
 
 
-def find_ids(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
-    if conversation_id is None:
-        return fetch_integers(db, "SELECT id FROM save_points")
-    return fetch_integers(db, f"{POINTS} WHERE name = ?", conversation_id)
+def delete_conversations(db: sqlite3.Connection, condition: str, *values: object) -> list[int]:
+    """Delete all that is kept for the conversations that match an SQL condition; return the deleted save points.
 
-
-def delete_conversation_records(db: sqlite3.Connection, conversation_id: str | None) -> None:
-    """Delete the loss records of a conversation, and its row if it has neither save points nor flags.
-
-    With None, do so for all conversations.
+    Save points handed over by `transfer_to_extensions` stay, and so do conversations with flags.
     """
-    condition, values = ("true", ()) if conversation_id is None else ("{} = ?", (conversation_id,))
-    db.execute(f"DELETE FROM losses WHERE {condition.format('conversation')}", values)
+    ids = transfer_to_extensions(db, fetch_integers(db, f"{POINTS} WHERE {condition}", *values))
+    delete(db, ids)
+    names = f"SELECT name FROM conversations WHERE {condition}"
+    db.execute(f"DELETE FROM losses WHERE conversation IN ({names})", values)
     empty = "NOT EXISTS (SELECT 1 FROM save_points WHERE conversation_id = conversations.id)"
-    unset = f"NOT pinned AND NOT never_save AND {empty}"
-    db.execute(f"DELETE FROM conversations WHERE {condition.format('name')} AND {unset}", values)
+    db.execute(f"DELETE FROM conversations WHERE {condition} AND NOT pinned AND NOT never_save AND {empty}", values)
+    return ids
 
 
 def fetch_integers(db: sqlite3.Connection, query: str, *values: object) -> list[int]:
