@@ -279,7 +279,7 @@ def _add_save_points(
         on_disk = files.disk_usages(manifest.block_sizes)
         if on_disk is None:
             raise StoreRefused(*_MEMORY_CHANGED)
-        usage.count_written(db, inventory.current_date(), written)
+        usage.count_written(db, written)
         for point in manifest.points:
             uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in point.recipe.uses)
             state = conversation_id, manifest.fingerprint, point.tokens, point.recipe.file_size

@@ -70,10 +70,6 @@ class Inventory:
         self.delete_orphans()
         self.index.is_fresh = False
 
-    def current_date(self) -> str:
-        """Return the current date in UTC, under which written bytes are counted."""
-        return self.clock().date().isoformat()
-
     def require_room(self, size: int, bytes_to_write: int, conversation_id: str = "") -> None:
         """Raise NotSaved if `size` exceeds the quota, or writing would leave less than the minimum free disk space.
 
@@ -174,7 +170,7 @@ class Inventory:
         occupied = self.occupied_bytes()
         with self.index.read() as db:
             conversations, devices = usage.conversation_usages(db)
-            save_points, logical, rows, written, written_today = usage.load_totals(db, self.current_date())
+            save_points, logical, rows, written, written_today = usage.load_totals(db)
             blocks = usage.block_bytes(db)
         return StoreUsage(
             conversations=tuple(conversations),

@@ -102,7 +102,7 @@ class Saver:
                 point = points.add_staged(db, new, message_id, self._inventory.clock())
                 self._staging.add_warm(point.id, staged)
                 if self._staging.has_warm(point.id, on_disk=True):
-                    usage.count_written(db, self._inventory.current_date(), size)
+                    usage.count_written(db, size)
         except BaseException as error:
             if point is not None:
                 self._staging.drop(point.id)
@@ -183,7 +183,7 @@ class Saver:
                 on_disk = self._blocks.disk_usages(recipe.block_sizes)
                 if on_disk is None:
                     continue  # a block was deleted after it was written or found
-                usage.count_written(db, self._inventory.current_date(), total)
+                usage.count_written(db, total)
                 stored = points.store_recipe(db, int(point_id), recipe, on_disk)
             self._predecessors.pop(point_id, None)
             if stored:

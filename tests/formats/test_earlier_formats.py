@@ -49,7 +49,7 @@ def test_every_index_format_is_migrated(number: int, tmp_path: Path) -> None:
     path, new = earlier("index", number, tmp_path / "index.db"), tmp_path / "new.db"
     index = Index(path)
     with index.read() as db:
-        sizes = usage.load_totals(db, "")[2], usage.block_bytes(db)
+        sizes = usage.load_totals(db)[2], usage.block_bytes(db)
         (letter, thesis), _devices = usage.conversation_usages(db)
     index.close()
     assert sizes == (5070, 8192 + 3 * 4096)

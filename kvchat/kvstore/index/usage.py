@@ -25,14 +25,14 @@ from kvchat.kvstore.savepoint import (
 from kvchat.text.reasons import Reason, ReasonCode, parse_reason
 
 
-def load_totals(db: sqlite3.Connection, today: str) -> tuple[int, int, int, int, int]:
+def load_totals(db: sqlite3.Connection) -> tuple[int, int, int, int, int]:
     """Return the number of save points, and the bytes of all slot files, of row blocks, written ever and today."""
     query = (
         "SELECT * FROM (SELECT count(*), coalesce(sum(file_size), 0) FROM save_points),"
         " (SELECT coalesce(sum(size * NOT residue), 0) FROM blocks),"
-        " (SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes) FILTER (WHERE day = ?), 0) FROM written)"
+        " (SELECT coalesce(sum(bytes), 0), coalesce(sum(bytes) FILTER (WHERE day = date()), 0) FROM written)"
     )
-    points, logical, rows, written, written_today = db.execute(query, (today,)).fetchone()
+    points, logical, rows, written, written_today = db.execute(query).fetchone()
     return points, logical, rows, written, written_today
 
 
@@ -165,10 +165,9 @@ def _load_block_needs(db: sqlite3.Connection, link_ids: Sequence[int]) -> BlockN
     return needs
 
 
-def count_written(db: sqlite3.Connection, day: str, byte_count: int) -> None:
-    db.execute(
-        "INSERT INTO written VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?2", (day, byte_count)
-    )
+def count_written(db: sqlite3.Connection, byte_count: int) -> None:
+    query = "INSERT INTO written VALUES (date(), ?1) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?1"
+    db.execute(query, (byte_count,))
 
 
 def _find_indices(known: IntArray, values: IntArray) -> IntArray:
