@@ -13,7 +13,9 @@ from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore.store_bench import FULL, HYBRID, Bench, Model, token_range
 
 AGENT, EDITOR, DOCUMENTS = "program/claude-cli", "program/zed", "prepared:3f2a"
-OWNERS = ("thesis", "letter", AGENT, EDITOR, DOCUMENTS)
+LAPTOP = "program/@laptop/chat"
+DEVICES = (LAPTOP, "program/@laptop", "program/@laptop2/chat", "program/@phone/chat", "program/@phone")
+OWNERS = ("thesis", "letter", AGENT, EDITOR, DOCUMENTS, *DEVICES)
 
 
 @pytest.fixture
@@ -66,34 +68,6 @@ def test_a_devices_pins_do_not_exempt_it_from_its_limit(big: Bench) -> None:
     assert kept(big) == set(names[1:4]), "of equally old ones, those pinned stay"
 
 
-def test_devices_are_pruned_before_the_users_chats_even_if_pinned(big: Bench) -> None:
-    phone = "program/@phone/chat"
-    for number in range(3):
-        big.save(f"chat {number}", token_range(300, 1000 * number + 1))
-    big.clock.now += timedelta(days=7)  # although they were used last
-    for number in range(3):
-        big.save(f"{phone}{number}", token_range(300, 10_000 + 1000 * number))
-        big.inventory.set_pinned(f"{phone}{number}", True)
-    big.inventory.set_bounds(Bounds(big.overhead_bytes() + 4 * big.block_bytes() // 6 + 20_000, 0))
-    assert kept(big) == {"chat 0", "chat 1", "chat 2", f"{phone}2"}
-
-
-def test_devices_find_their_own_memory_only(bench: Bench) -> None:
-    prompt = token_range(300, 1000)
-    bench.save("program/@laptop/chat", prompt)
-    for owner in ("program/@laptop/other", "program/@laptop"):
-        assert bench.restore((*prompt, 7), conversation=owner) == FULL.slot_file(prompt)
-    for owner in ("program/@phone/chat", "program/@phone", AGENT, "chat", "program/@laptop2/chat", DOCUMENTS):
-        assert isinstance(bench.find((*prompt, 7), conversation=owner), RestoreMiss), owner
-
-
-def test_devices_do_not_find_prepared_documents(bench: Bench) -> None:
-    bench.save(DOCUMENTS, token_range(300))
-    assert [reused_tokens(bench, owner) for owner in (AGENT, "program/@laptop/chat", "program/@laptop")] == [300, 0, 0]
-    bench.save("program/@laptop/chat", token_range(310))
-    assert reused_tokens(bench, "program/@laptop/other") == 310
-
-
 def test_rows_shared_with_a_chat_do_not_count_for_programs(big: Bench) -> None:
     for name in ("chat", AGENT):
         big.save(name, token_range(600))
@@ -101,14 +75,16 @@ def test_rows_shared_with_a_chat_do_not_count_for_programs(big: Bench) -> None:
     assert big.save_points() == {"chat": 1, AGENT: 1}
 
 
-def test_programs_are_pruned_before_chats(big: Bench) -> None:
+@pytest.mark.parametrize(("owner", "pinned"), [(f"{EDITOR}/{{}}", False), ("program/@phone/{}", True)])
+def test_programs_and_devices_are_pruned_before_the_users_chats(big: Bench, owner: str, pinned: bool) -> None:
     for number in range(3):
         big.save(f"chat {number}", token_range(300, 1000 * number + 1))
     big.clock.now += timedelta(days=7)  # although they were used last
     for number in range(3):
-        big.save(EDITOR, token_range(300, 10_000 + 1000 * number))
+        big.save(owner.format(number), token_range(300, 10_000 + 1000 * number))
+        big.inventory.set_pinned(owner.format(number), pinned)
     big.inventory.set_bounds(Bounds(big.overhead_bytes() + 4 * big.block_bytes() // 6 + 20_000, 0))
-    assert big.save_points() == {"chat 0": 1, "chat 1": 1, "chat 2": 1, EDITOR: 1}
+    assert kept(big) == {"chat 0", "chat 1", "chat 2", owner.format(2)}
 
 
 def test_the_ends_of_a_programs_threads_and_their_shared_start_are_kept(tmp_path: Path) -> None:
@@ -163,7 +139,13 @@ def reused_tokens(bench: Bench, owner: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("owner", "readers"), [("letter", {"thesis", "letter"}), (AGENT, {AGENT}), (DOCUMENTS, set(OWNERS))]
+    ("owner", "readers"),
+    [
+        ("letter", {"thesis", "letter"}),
+        (AGENT, {AGENT}),
+        (DOCUMENTS, {*OWNERS} - {*DEVICES}),
+        (LAPTOP, {LAPTOP, "program/@laptop"}),
+    ],
 )
 @pytest.mark.parametrize("absorbed", [True, False])
 def test_a_state_is_found_by_its_audience_alone(bench: Bench, owner: str, readers: set[str], absorbed: bool) -> None:
@@ -174,7 +156,7 @@ def test_a_state_is_found_by_its_audience_alone(bench: Bench, owner: str, reader
 def test_imported_memory_and_what_extends_it_serve_its_chat_alone(bench: Bench) -> None:
     bench.save("letter", token_range(300), audience=imported_audience("letter"))
     bench.save("letter", token_range(305), audience=imported_audience("letter"))
-    assert [reused_tokens(bench, owner) for owner in OWNERS] == [0, 305, 0, 0, 0]
+    assert {owner: found for owner in OWNERS if (found := reused_tokens(bench, owner))} == {"letter": 305}
     bench.inventory.delete_conversation("letter")
     assert reused_tokens(bench, "letter") == 0
 
