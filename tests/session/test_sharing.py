@@ -1,19 +1,23 @@
-"""State shared by slots: the engine's context, its time beside the window, its rows, and unfinished saves."""
+"""State of slots, and shared by them: the engine's context, its time beside the window, its rows, unfinished saves."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from kvchat.engine.api.wire import ChatChunk, PromptProgress
 from kvchat.kvstore.savepoint import Tokens, audience_of
 from kvchat.session import slots as slots_module
+from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease
+from kvchat.session.proof import LoadedState
 from kvchat.session.slot import Slot, SlotContents
 from kvchat.session.slots import CONTEXT_MARGIN, SaveProgress, Slots
 from tests.session.test_allocator import make_slots, run_loop
@@ -23,12 +27,13 @@ PROMPT = tuple(range(1, 101))
 
 
 class Engine:
-    """Records the slots whose erasing has started, and finished."""
+    """Records the slots whose erasing has started, and finished. An answer hangs once `processed` tokens are."""
 
     generation, context_size, keeps_memory = 1, CONTEXT, False
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_cut: bool = True, processed: int | None = None) -> None:
         self.erased, self.finished, self.slot = list[int](), list[int](), 0
+        self.can_cut, self.processed = can_cut, processed
 
     def for_slot(self, number: int) -> Engine:
         other = copy.copy(self)
@@ -43,6 +48,11 @@ class Engine:
         self.erased.append(self.slot)
         await run_loop(3)
         self.finished.append(self.slot)
+
+    async def chat(self, *_: object) -> AsyncIterator[ChatChunk]:
+        if self.processed is not None:
+            yield ChatChunk(progress=PromptProgress(len(PROMPT), 0, self.processed))
+        await asyncio.Event().wait()
 
 
 def make_filled_slots(count: int, *token_counts: int) -> tuple[Slots, Engine]:
@@ -243,6 +253,24 @@ async def test_isolating_waits_for_no_slot_that_differs_earlier_or_is_unknown() 
     for prompt in (PROMPT, ()):
         await own.isolate_slot(prompt)
         assert engine.erased == [2]
+
+
+@pytest.mark.parametrize(
+    ("can_cut", "processed", "kept"),
+    [(True, None, 40), (False, None, None), (False, 60, 60)],  # if it cannot be cut, it may hold any number
+)
+async def test_a_slot_claims_only_what_is_known_after_a_stop(
+    can_cut: bool, processed: int | None, kept: int | None
+) -> None:
+    lease = lease_program(make_slots(1), 0, PROMPT[:40], Engine(can_cut=can_cut, processed=processed))
+    exchange = Exchange(lease.slots, lease.slot, cast(Any, None), lease.owner)
+    exchange.lease, exchange.prompt, exchange.loaded = lease, PROMPT, LoadedState(40, None, None)
+    asking = asyncio.ensure_future(exchange.ask(PromptRequest([]), lambda chunk: None))
+    await run_loop()
+    asking.cancel()
+    await asyncio.wait([asking])
+    contents = lease.slot.contents
+    assert (contents and contents.tokens) == (PROMPT[:kept] if kept else None)
 
 
 def test_pending_saves_are_measured_from_the_first_and_from_what_is_written(
