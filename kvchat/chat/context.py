@@ -31,8 +31,7 @@ from kvchat.engine.api.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import MAX_RESERVE, ReadyEngine
-from kvchat.session.slot import Slot
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority, Slot
 from kvchat.text.language import N_, _, format_number, join_sentences
 
 SUMMARY_REQUEST = "Please summarize our conversation so far in enough detail to continue from the summary alone."

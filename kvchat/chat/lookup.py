@@ -20,7 +20,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Message, Role, new_message, quotable_documents
 from kvchat.chat.turn_context import Embedder, TurnContext
 from kvchat.errors import KvchatError
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority
 from kvchat.text.formatting import one_line
 from kvchat.text.language import plural
 from kvchat.text.passages import Index, Passage, join_neighbours, merge_rankings, quote_passage

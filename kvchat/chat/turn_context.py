@@ -20,8 +20,7 @@ from kvchat.session.allocator import ABSORB_TIMEOUT_S
 from kvchat.session.exchange import Exchange
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.restore_cost import PrefillSpeed
-from kvchat.session.slot import Slot
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority, Slot
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import BackgroundTasks, Worker
 from kvchat.text.language import _

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import MIN_GAIN, RestoreCost
-from kvchat.session.slot import Slot
-from kvchat.session.slot_request import Priority, RequestState, SlotRequest, StopCallback, Turn
+from kvchat.session.slot import Priority, RequestState, Slot, SlotRequest, StopCallback, Turn
 from kvchat.system.concurrency import InterruptibleTask
 
 R = TypeVar("R")

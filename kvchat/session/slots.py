@@ -24,8 +24,7 @@ from kvchat.session.allocator import Allocator
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import MIN_SHARE, Source
 from kvchat.session.restore_cost import RestoreCost
-from kvchat.session.slot import Slot, plan_load
-from kvchat.session.slot_request import SlotRequest
+from kvchat.session.slot import Slot, SlotRequest, plan_load
 from kvchat.system.files import file_size
 from kvchat.text.formatting import format_rough_duration, format_size
 from kvchat.text.language import _

@@ -18,8 +18,7 @@ from kvchat.runtime import Runtime
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.prefill import StepPacer
 from kvchat.session.restore_cost import PrefillSample
-from kvchat.session.slot import Slot
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority, Slot
 from tests.e2e.home import notes
 from tests.e2e.restarts import settings
 from tests.engine.waiting import until

@@ -22,7 +22,8 @@ from kvchat.gateway.keys import Keys
 from kvchat.gateway.pending_request import PendingRequest
 from kvchat.gateway.records import MAX_MODEL_NAME, Stage
 from kvchat.kvstore.savepoint import Tokens, program_of
-from kvchat.session import lease, prefill, slot_request
+from kvchat.session import lease, prefill
+from kvchat.session import slot as slot_module
 from kvchat.session.restore_cost import PrefillSample
 from kvchat.settings import Settings
 from kvchat.system.owner import owner_of
@@ -281,7 +282,7 @@ async def test_prompt_is_saved_if_another_program_takes_the_slot_before_settling
         return await shared_tokens(*args)
 
     monkeypatch.setattr(runner, "shared_tokens", late_boundary)
-    monkeypatch.setattr(slot_request, "SETTLE_WAIT_S", 0.0)
+    monkeypatch.setattr(slot_module, "SETTLE_WAIT_S", 0.0)
     monkeypatch.setattr(lease, "LONG_PREFILL_MS", 0.0)
     async with running_gateway(tmp_path / "home", replace(settings, slots=1)) as server:
         reply = reply_in(await server.chat(WORDS))

@@ -12,16 +12,15 @@ import pytest
 
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.kvstore.store import BlockStore
-from kvchat.session import slot_request
+from kvchat.session import slot as slot_module
 from kvchat.session import slots as slots_module
-from kvchat.session.slot import Slot, SlotContents
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority, Slot, SlotContents
 from kvchat.session.slots import Slots
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_request, "SETTLE_WAIT_S", 0.0)
+    monkeypatch.setattr(slot_module, "SETTLE_WAIT_S", 0.0)
     monkeypatch.setattr(slots_module, "STEP_INTERVAL_S", 0.0)
 
 

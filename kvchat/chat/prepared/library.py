@@ -39,8 +39,7 @@ from kvchat.session.lease import Lease
 from kvchat.session.prefill import prefill_and_save, prefixes_to_save
 from kvchat.session.proof import NOTHING_AHEAD
 from kvchat.session.restore_cost import MIN_MEASURED_TOKENS
-from kvchat.session.slot import Slot
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority, Slot
 from kvchat.text.formatting import TimeRange, format_percent, format_tokens
 from kvchat.text.language import N_, _, format_number, join_list
 from kvchat.text.reasons import Reason, ReasonCode

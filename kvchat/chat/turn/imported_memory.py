@@ -22,8 +22,7 @@ from kvchat.kvstore.savepoint import CHATS_AUDIENCE, Fingerprint, StoreRefused, 
 from kvchat.session.exchange import PromptRequest, PromptTooLong
 from kvchat.session.lease import Lease
 from kvchat.session.prefill import prefill_and_save, prefixes_to_save
-from kvchat.session.slot import Slot
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority, Slot
 from kvchat.text.language import _, join_sentences
 from kvchat.text.reasons import Reason, ReasonCode
 

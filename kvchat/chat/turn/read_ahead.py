@@ -33,8 +33,7 @@ from kvchat.session.lease import Lease
 from kvchat.session.prefill import SaveCallback, prefill_and_save, save_nothing
 from kvchat.session.proof import LoadedState
 from kvchat.session.restore_cost import MIN_GAIN
-from kvchat.session.slot import Slot
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority, Slot
 from kvchat.text.reasons import Reason, ReasonCode
 
 TYPING_PAUSE_S = 0.6  # delay after the last draft change

@@ -28,8 +28,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.exchange import Exchange, PromptRequest
 from kvchat.session.host import TemplateOptions
-from kvchat.session.slot import Slot
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority, Slot
 from kvchat.system.concurrency import BackgroundTasks
 from kvchat.text.language import _
 

@@ -30,8 +30,7 @@ from kvchat.session.host import EngineHost
 from kvchat.session.prefill import prefill_and_save, prefixes_to_save
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import MIN_GAIN
-from kvchat.session.slot import Slot
-from kvchat.session.slot_request import Priority
+from kvchat.session.slot import Priority, Slot
 from kvchat.session.slots import Slots
 from kvchat.system.pairing import CodeHolder, PairingLocked, WrongCode
 

@@ -31,7 +31,7 @@ from kvchat.engine.api.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.restorer import Restorer
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
-from kvchat.session import slot_request
+from kvchat.session import slot as slot_module
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage
@@ -111,7 +111,7 @@ async def test_only_the_last_of_several_selected_chats_is_restored(
 
 
 async def test_slow_settling_gives_way_to_another_chat(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_request, "SETTLE_WAIT_S", 0.0)
+    monkeypatch.setattr(slot_module, "SETTLE_WAIT_S", 0.0)
     first, second = await stage.chat(), await stage.chat()
     one = await stage.writing(first, STORY)
     two = stage.service.send(second, "Hello?")
