@@ -271,7 +271,7 @@ class Lease:
     async def _set_aside(self, point: SavePoint, reason: Reason) -> None:
         """Take a save point out of use. If the store fails, the reply continues and the save point stays."""
         with contextlib.suppress(StoreRefused):
-            await self.slots.write(self._store.inventory.delete_unusable, point.id, reason)
+            await self.slots.writer.run(self._store.inventory.delete_unusable, point.id, reason)
 
     # Processing
 
@@ -345,7 +345,7 @@ class Lease:
             predecessor = Predecessor(self.slot.save_point, rows.count) if rows.count else None
             prefill_ms, audience = self.slots.restore_cost.prefill_ms(len(boundary)), audience or self.slot.audience
             state = self.owner, engine.fingerprint, boundary, written, prefill_ms, engine.window_to_complete
-            point = await self.slots.write(store.saver.add, path, *state, label, predecessor, audience)
+            point = await self.slots.writer.run(store.saver.add, path, *state, label, predecessor, audience)
         except (StoreRefused, EngineRefused, OSError) as error:
             self._notify(SaveSkipped(reason_for_save_failure(error)))
             return None

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from kvchat.engine.api.errors import EngineError
 from kvchat.kvstore.savepoint import AbsorbReport, Tokens, program_of
@@ -25,12 +25,10 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import MIN_SHARE, Source
 from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.slot import Slot, SlotRequest, plan_load
+from kvchat.system.concurrency import Worker
 from kvchat.system.files import file_size
 from kvchat.text.formatting import format_rough_duration, format_size
 from kvchat.text.language import _
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 CONTEXT_MARGIN = 32  # tokens: the engine may keep slightly more than kvchat knows
 STEP_INTERVAL_S = 5.0  # interval between steps of a program's prompt while a window reply streams
@@ -169,8 +167,7 @@ class Slots(Allocator):
         self._waiting_for_room: list[Slot] = []  # window first
         self._erasing: set[asyncio.Task[None]] = set()
         self._program_step = asyncio.Lock()  # first come, first served
-        self._write_lock = asyncio.Lock()  # first come, first served
-        self._writing: set[asyncio.Future[Any]] = set()
+        self.writer = Worker("saving")  # calls writing functions of the store in order
 
     # The engine's context, and its time for programs' prompts
 
@@ -256,18 +253,6 @@ class Slots(Allocator):
             source = Source.COLD
         return source, plan.reused_tokens, plan.restore.bytes if plan.restore else 0
 
-    def write(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Run a writing function of the store, in the order of calls. It continues if the caller stops waiting."""
-
-        async def write_in_order() -> R:
-            async with self._write_lock:
-                return await asyncio.to_thread(function, *args, **kwargs)
-
-        writing = asyncio.ensure_future(write_in_order())
-        self._writing.add(writing)
-        writing.add_done_callback(self._writing.discard)
-        return asyncio.shield(writing)
-
     async def absorb(self) -> AbsorbReport:
         """Have the store absorb new saves while the slots stay usable. Raises StoreRefused."""
         if self.store.problem is not None:
@@ -277,11 +262,11 @@ class Slots(Allocator):
         losses = await asyncio.to_thread(self.store.inventory.take_losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
-    def discard(self, owner: str) -> asyncio.Future[int]:
+    def discard(self, owner: str) -> Coroutine[Any, Any, int]:
         """Delete everything the store keeps for a deleted owner, which must not hold a slot."""
         if slot := self.slot_of(owner):
             slot.forget()
-        return self.write(self.store.inventory.delete_conversation, owner)
+        return self.writer.run(self.store.inventory.delete_conversation, owner)
 
     async def discard_program(self, program: str) -> int:
         """End the work for a program that can no longer send requests, and delete everything the store keeps for it."""
@@ -293,7 +278,7 @@ class Slots(Allocator):
         for slot in self.all_slots:
             if slot.contents and program_of(slot.contents.owner) == program:
                 slot.forget()
-        return await self.write(self.store.inventory.delete_program, program)
+        return await self.writer.run(self.store.inventory.delete_program, program)
 
-    def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Future[int]:
-        return self.write(self.store.inventory.delete_messages, owner, labels)
+    def discard_messages(self, owner: str, labels: Collection[str]) -> Coroutine[Any, Any, int]:
+        return self.writer.run(self.store.inventory.delete_messages, owner, labels)

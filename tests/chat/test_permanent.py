@@ -239,12 +239,11 @@ async def test_deletion_continues_if_its_caller_is_cancelled(stage: Stage) -> No
     chat = await stage.answered_chat()
     assert stage.save_points()
     slots, writing = stage.slots, threading.Event()
-    slots.write(writing.wait)
-    waiting = asyncio.gather(slots.discard(chat))
+    waiting = asyncio.gather(slots.writer.run(writing.wait), slots.discard(chat))
     await asyncio.sleep(0)
     waiting.cancel()
     writing.set()
-    await slots.write(lambda: None)
+    await slots.writer.run(lambda: None)
     assert not stage.save_points()
 
 

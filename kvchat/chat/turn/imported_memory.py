@@ -132,7 +132,7 @@ class MemoryVerifier:
         for slot in slots.all_slots:
             if slot.audience == imported_audience(conversation_id) and not slot.claimed_tokens:
                 slot.forget()  # erased before its next use
-        await slots.write(turn_context.store.inventory.delete_imported, conversation_id)
+        await slots.writer.run(turn_context.store.inventory.delete_imported, conversation_id)
         turn_context.publish(ConversationsChanged())
         self._on_slot_changed()
 
