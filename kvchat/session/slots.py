@@ -25,7 +25,7 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import MIN_SHARE, Source
 from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.slot import Slot, SlotRequest, plan_load
-from kvchat.system.concurrency import Worker
+from kvchat.system.concurrency import BackgroundTasks, Worker
 from kvchat.system.files import file_size
 from kvchat.text.formatting import format_rough_duration, format_size
 from kvchat.text.language import _
@@ -165,7 +165,7 @@ class Slots(Allocator):
         super().__init__(RestoreCost())
         self.store, self.save_progress = store, SaveProgress()
         self._waiting_for_room: list[Slot] = []  # window first
-        self._erasing: set[asyncio.Task[None]] = set()
+        self._erasing = BackgroundTasks()
         self._program_step = asyncio.Lock()  # first come, first served
         self.writer = Worker("saving")  # calls writing functions of the store in order
 
@@ -206,8 +206,7 @@ class Slots(Allocator):
                 await self.changed.wait()
             slot.claimed_tokens = tokens  # reserved now: a window request may arrive before the rest is done
             self._make_room(slot, engine)
-            if self._erasing:  # shared with other waiters: `gather` would cancel it for all
-                await asyncio.wait(self._erasing)
+            await self._erasing.wait_until_idle()
         finally:
             waiting.remove(slot)
             self.notify_change()
@@ -237,9 +236,7 @@ class Slots(Allocator):
             room -= held_tokens
             if held_tokens and room < 0:
                 other.mark_empty()
-                task = asyncio.ensure_future(erase(other))
-                self._erasing.add(task)
-                task.add_done_callback(self._erasing.discard)
+                self._erasing.start(erase(other))
 
     # The store
 
