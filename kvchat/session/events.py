@@ -8,19 +8,19 @@ from kvchat.text.reasons import Reason
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseSessionEvent:
-    """A session event; the listener for a chat's session adds the chat id."""
+class SessionEvent:
+    """Base of all session events; the listener for a chat's session adds the chat id."""
 
     conversation_id: str = ""
 
 
 @dataclass(frozen=True)
-class WaitingForEngine(BaseSessionEvent):
+class WaitingForEngine(SessionEvent):
     """The request waits until the engine is ready."""
 
 
 @dataclass(frozen=True)
-class IncreasingContext(BaseSessionEvent):
+class IncreasingContext(SessionEvent):
     """The engine restarts with a larger context, which the request needs."""
 
     tokens: int  # tokens needed
@@ -28,13 +28,13 @@ class IncreasingContext(BaseSessionEvent):
 
 
 @dataclass(frozen=True)
-class Restoring(BaseSessionEvent):
+class Restoring(SessionEvent):
     bytes: int
     tokens: int
 
 
 @dataclass(frozen=True)
-class Restored(BaseSessionEvent):
+class Restored(SessionEvent):
     """The engine accepted the restore, which is unproved until the next request's cache_n."""
 
     bytes: int
@@ -43,7 +43,7 @@ class Restored(BaseSessionEvent):
 
 
 @dataclass(frozen=True)
-class RestoreFailed(BaseSessionEvent):
+class RestoreFailed(SessionEvent):
     """The save point was unusable; the request continues as an ordinary prefill."""
 
     reason: Reason
@@ -51,40 +51,29 @@ class RestoreFailed(BaseSessionEvent):
 
 
 @dataclass(frozen=True)
-class RequestSent(BaseSessionEvent):
+class RequestSent(SessionEvent):
     """The request is sent to the engine, with the slot prepared."""
 
     loaded: LoadedState
 
 
 @dataclass(frozen=True)
-class Saving(BaseSessionEvent):
+class Saving(SessionEvent):
     """The turn boundary is being settled and the slot saved."""
 
 
 @dataclass(frozen=True)
-class Saved(BaseSessionEvent):
+class Saved(SessionEvent):
     bytes: int
     tokens: int
     ms: float
 
 
 @dataclass(frozen=True)
-class SaveSkipped(BaseSessionEvent):
+class SaveSkipped(SessionEvent):
     reason: Reason
 
 
-SessionEvent = (
-    WaitingForEngine
-    | IncreasingContext
-    | Restoring
-    | Restored
-    | RestoreFailed
-    | RequestSent
-    | Saving
-    | Saved
-    | SaveSkipped
-)
 EventHandler = Callable[[SessionEvent], None]
 
 
