@@ -4,7 +4,7 @@ As in an engine, the rows of a token depend on the tokens up to it and on nothin
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -73,16 +73,6 @@ class Model:
         if self.recurrent:
             parts += self._state(states, len(tokens))
         return b"".join(parts)
-
-    def growing(self, tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yield `slot_file` of prefixes of these tokens, full attention only; far quicker than one by one."""
-        states = _states(tokens)
-        regions = [_noise(states, self.row_size, region) for region in range(2 * self.layers)]
-        for length in lengths:
-            small = replace(self, row_size=0).slot_file(tokens[:length])
-            heads, end = small[: -12 * len(regions)], length * self.row_size
-            head = struct.pack("<iQ", F16, self.row_size)
-            yield b"".join([heads, *(part for region in regions for part in (head, region[:end]))])
 
     def _cache(self, states: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], number: int) -> list[bytes]:
         cells = np.zeros((len(positions), 3), "<i4")
