@@ -91,6 +91,7 @@ class Model:
 
 
 FULL = Model()
+BIG = Model(layers=8, row_size=512)
 WINDOW = Model(window=40)
 HYBRID = Model(recurrent=True)
 

@@ -55,34 +55,32 @@ def test_every_turn_is_restored_byte_for_byte(tmp_path: Path, model: Model, with
 
 @needs_memory_folder
 @pytest.mark.parametrize("new_mtime", [True, False])
-def test_a_changed_warm_file_is_not_given_to_the_engine(tmp_path: Path, new_mtime: bool) -> None:
-    bench = Bench(tmp_path / "store", memory=10**9)
-    bench.save("thesis", token_range(300))
+def test_a_changed_warm_file_is_not_given_to_the_engine(roomy: Bench, tmp_path: Path, new_mtime: bool) -> None:
+    roomy.save("thesis", token_range(300))
     (warm,) = (tmp_path / "memory").glob("*/*.slot")
     before = warm.stat()
     warm.write_bytes(bytes(before.st_size))
     if not new_mtime:
         os.utime(warm, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert bench.restore(token_range(310)) == FULL.slot_file(token_range(300))
-    bench.store.close()
+    assert roomy.restore(token_range(310)) == FULL.slot_file(token_range(300))
+    roomy.store.close()
     assert list((tmp_path / "memory").iterdir()) == []
 
 
 @pytest.mark.parametrize("shared", [249, 1800])
-def test_chats_share_a_system_prompt_that_ends_inside_a_block(tmp_path: Path, shared: int) -> None:
-    bench = Bench(tmp_path / "store", Model(layers=4, row_size=384))
+def test_chats_share_a_system_prompt_that_ends_inside_a_block(big: Bench, shared: int) -> None:
     for chat in range(4):
-        bench.save(f"chat {chat}", token_range(shared) + token_range(600, start=10_000 * (chat + 1)))
-    usage = bench.inventory.usage()
-    assert usage.unique_rows_bytes == (shared + 4 * 600) * bench.model.row_bytes
-    assert usage.conversations[0].exclusive_bytes >= 600 * bench.model.row_bytes
-    assert usage.conversations[0].shared_bytes >= shared * bench.model.row_bytes
-    manifest = stored_manifest(bench.folder, "chat 3")
+        big.save(f"chat {chat}", token_range(shared) + token_range(600, start=10_000 * (chat + 1)))
+    usage = big.inventory.usage()
+    assert usage.unique_rows_bytes == (shared + 4 * 600) * big.model.row_bytes
+    assert usage.conversations[0].exclusive_bytes >= 600 * big.model.row_bytes
+    assert usage.conversations[0].shared_bytes >= shared * big.model.row_bytes
+    manifest = stored_manifest(big.folder, "chat 3")
     assert manifest is not None
-    assert import_memory(bench.inventory, "imported", manifest, read_blocks(bench.folder, manifest)) == 0
-    assert bench.inventory.usage().unique_rows_bytes == usage.unique_rows_bytes
-    bench.reopen()  # nothing is warm: a new chat gets the shared prompt alone
-    assert bench.restore(token_range(shared) + (7,) * 50) == bench.model.slot_file(token_range(shared))
+    assert import_memory(big.inventory, "imported", manifest, read_blocks(big.folder, manifest)) == 0
+    assert big.inventory.usage().unique_rows_bytes == usage.unique_rows_bytes
+    big.reopen()  # nothing is warm: a new chat gets the shared prompt alone
+    assert big.restore(token_range(shared) + (7,) * 50) == big.model.slot_file(token_range(shared))
 
 
 def test_the_longest_known_prefix_of_any_chat_is_found(bench: Bench) -> None:
@@ -202,14 +200,13 @@ def test_a_prune_does_what_was_planned(bench: Bench) -> None:
     assert bench.inventory.verify().is_clean
 
 
-def test_the_quota_spares_the_newest(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", Model(layers=8, row_size=512))
-    bench.save("a", token_range(300))
-    bench.inventory.set_bounds(Bounds(bench.overhead_bytes() + 5 * bench.block_bytes() // 2, 0))
+def test_the_quota_spares_the_newest(big: Bench) -> None:
+    big.save("a", token_range(300))
+    big.inventory.set_bounds(Bounds(big.overhead_bytes() + 5 * big.block_bytes() // 2, 0))
     for number in range(5):
-        bench.save(f"chat {number}", token_range(300, start=1000 * (number + 1)))
-    assert sorted(bench.save_points()) == ["chat 3", "chat 4"]
-    assert bench.find(token_range(300), conversation="a") == RestoreMiss(Reason(ReasonCode.PRUNED))
+        big.save(f"chat {number}", token_range(300, start=1000 * (number + 1)))
+    assert sorted(big.save_points()) == ["chat 3", "chat 4"]
+    assert big.find(token_range(300), conversation="a") == RestoreMiss(Reason(ReasonCode.PRUNED))
 
 
 def test_old_save_points_expire_with_the_next_save(bench: Bench) -> None:
@@ -287,16 +284,15 @@ def test_all_files_are_private_and_a_deleted_conversation_leaves_no_trace(bench:
 
 
 @needs_memory_folder
-def test_files_in_memory_survive_a_crash(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", memory=10**9)
-    bench.add("thesis", token_range(300))
-    assert bench.store.absorb_pending(lambda: True).save_points == 0, "cancelled"
-    assert not bench.block_files()
+def test_files_in_memory_survive_a_crash(roomy: Bench, tmp_path: Path) -> None:
+    roomy.add("thesis", token_range(300))
+    assert roomy.store.absorb_pending(lambda: True).save_points == 0, "cancelled"
+    assert not roomy.block_files()
     (left,) = (tmp_path / "memory").glob("*/*.slot")
     (tmp_path / "memory" / left.parent.name / "begun").write_bytes(b"a part")
-    bench.use(bench.open())
-    assert bench.restore(token_range(310)) == FULL.slot_file(token_range(300))
-    assert bench.store.absorb_pending().save_points == 1
+    roomy.use(roomy.open())
+    assert roomy.restore(token_range(310)) == FULL.slot_file(token_range(300))
+    assert roomy.store.absorb_pending().save_points == 1
     assert not list((tmp_path / "memory").glob("*/begun"))
 
 

@@ -10,17 +10,12 @@ from kvchat.chat.deletion import purge_orphans
 from kvchat.chat.record.database import Database
 from kvchat.kvstore.savepoint import Bounds, RestoreMiss, StoreRefused, imported_audience
 from kvchat.text.reasons import Reason, ReasonCode
-from tests.kvstore.store_bench import FULL, HYBRID, Bench, Model, token_range
+from tests.kvstore.store_bench import FULL, HYBRID, Bench, token_range
 
 AGENT, EDITOR, DOCUMENTS = "program/claude-cli", "program/zed", "prepared:3f2a"
 LAPTOP = "program/@laptop/chat"
 DEVICES = (LAPTOP, "program/@laptop", "program/@laptop2/chat", "program/@phone/chat", "program/@phone")
 OWNERS = ("thesis", "letter", AGENT, EDITOR, DOCUMENTS, *DEVICES)
-
-
-@pytest.fixture
-def big(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "store", Model(layers=8, row_size=512))
 
 
 def set_programs_quota(bench: Bench, tokens: int, *, of: int) -> None:

@@ -25,11 +25,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files
 
 
 @pytest.fixture
-def roomy(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "store", memory=10**9)
-
-
-@pytest.fixture
 def tight(tmp_path: Path) -> Bench:
     """A store with memory for one file of 300 tokens, and chats of 300 tokens that begin with 1, 1001 and 2001."""
     bench = Bench(tmp_path / "store", memory=3 * SIZE // 2)

@@ -26,7 +26,7 @@ from kvchat.kvstore.index.index import IndexFailed
 from kvchat.kvstore.savepoint import AbsorbReport, NotSaved, StoreRefused
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.kvstore import mutating
-from tests.kvstore.store_bench import FULL, HYBRID, Bench, Model, is_damage, token_range
+from tests.kvstore.store_bench import FULL, HYBRID, Bench, is_damage, token_range
 
 REPOSITORY = Path(__file__).parents[2]
 KILLS = 100
@@ -164,17 +164,15 @@ def test_verify_corrects_wrong_sizes_and_drops_records_of_deleted_blocks(tmp_pat
     assert bench.restore(token_range(400), can_cut=False) == HYBRID.slot_file(token_range(300))
 
 
-def test_a_save_that_the_index_refuses_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(tmp_path / "store", memory=10**9)
-
+def test_a_save_that_the_index_refuses_leaves_no_file(roomy: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise IndexFailed("database or disk is full")
 
     monkeypatch.setattr("kvchat.kvstore.staging.Staging.has_warm", fail)  # the last step of the transaction
     with pytest.raises(NotSaved):
-        bench.add("thesis", token_range(300))
-    assert not bench.files_in_memory()
-    assert bench.inventory.usage().save_points == 0
+        roomy.add("thesis", token_range(300))
+    assert not roomy.files_in_memory()
+    assert roomy.inventory.usage().save_points == 0
 
 
 @pytest.mark.parametrize(("rounds", "seed"), [(30, 11), pytest.param(400, 12, marks=pytest.mark.slow)])
@@ -199,11 +197,6 @@ class SynchronousExecutor(Executor):
         except BaseException as error:
             future.set_exception(error)
         return future
-
-
-@pytest.fixture
-def big(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "store", Model(layers=4, row_size=384))
 
 
 @pytest.fixture

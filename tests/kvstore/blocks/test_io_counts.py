@@ -13,9 +13,8 @@ import xxhash
 from kvchat.kvstore import memory_files
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.savepoint import Cancelled, Predecessor, RestoreMiss, RestorePlan, SavePoint, Tier, Tokens
-from tests.kvstore.store_bench import Bench, Model, token_range
+from tests.kvstore.store_bench import BIG, Bench, Model, token_range
 
-BIG = Model(layers=8, row_size=512)
 LENGTH, TURN = 2000, 100
 BIG_FILE, BIG_ROWS = BIG.slot_file(token_range(LENGTH)), LENGTH * BIG.row_bytes
 SMALL_SHARE = 0.05  # of the file: what is no row, and its blocks
