@@ -101,7 +101,7 @@ class Saver:
                     raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
                 point = points.add_staged(db, new, message_id, self._inventory.clock())
                 self._staging.add_warm(point.id, staged)
-                if self._staging.has_warm(point.id, on_disk=True):
+                if not self._staging.is_in_memory(staged):
                     usage.count_written(db, size)
         except BaseException as error:
             if point is not None:

@@ -207,10 +207,9 @@ class Staging:
                     return warm.path
             return None
 
-    def has_warm(self, point_id: str, *, on_disk: bool = False) -> bool:
-        """True if a save point has a warm file; with `on_disk`, only one on disk counts. Does not check the file."""
-        warm = self._warm_files.get(point_id)
-        return warm is not None and not (on_disk and warm.path.parent != self._folder)
+    def has_warm(self, point_id: str) -> bool:
+        """True if a save point has a warm file, which is not checked."""
+        return point_id in self._warm_files
 
     def link_warm(self, point_id: str, window: int, target: Path) -> bool:
         """Link the warm file to `target`; False if there is none with the row that `window` needs."""

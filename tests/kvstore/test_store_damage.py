@@ -168,7 +168,7 @@ def test_a_save_that_the_index_refuses_leaves_no_file(roomy: Bench, monkeypatch:
     def fail(*_: object, **__: object) -> None:
         raise IndexFailed("database or disk is full")
 
-    monkeypatch.setattr("kvchat.kvstore.staging.Staging.has_warm", fail)  # the last step of the transaction
+    monkeypatch.setattr("kvchat.kvstore.staging.Staging.is_in_memory", fail)  # the last step of the transaction
     with pytest.raises(NotSaved):
         roomy.add("thesis", token_range(300))
     assert not roomy.files_in_memory()
