@@ -19,6 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvchat.kvstore.blocks.absorb import split_slot_file
+from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.blocks.layout import (
     CannotCompose,
     Layout,
@@ -29,6 +31,7 @@ from kvchat.kvstore.blocks.layout import (
     with_masked_rows,
 )
 from kvchat.kvstore.blocks.parser import MAX_CACHES, SlotFileError, matches_tokens, parse, parse_layout, read_tokens
+from kvchat.kvstore.blocks.rebuild import compose
 from tests.kvstore.store_bench import MAGIC, header_bytes, parse_bytes
 from tests.systems import needs_pipes
 
@@ -195,10 +198,16 @@ def mutated(data: bytes, layout: Layout, dice: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(name=st.sampled_from(SMALL), seed=st.integers(0, 2**32))
-def test_mutations_do_no_harm(name: str, seed: int) -> None:
-    parse_watched(mutated(slot(name), layout_of(name), random.Random(seed)))
+def test_mutations_do_no_harm_and_are_restored(tmp_path: Path, name: str, seed: int) -> None:
+    changed = mutated(slot(name), layout_of(name), random.Random(seed))
+    parse_watched(changed)
+    original, rebuilt, blocks = tmp_path / "mutated", tmp_path / "rebuilt", BlockFiles(tmp_path / "blocks", sync=False)
+    original.write_bytes(changed)
+    recipe = split_slot_file(original, None, blocks)[0]
+    compose((Span(0, recipe.file_size),), recipe, blocks, rebuilt)
+    assert rebuilt.read_bytes() == changed
 
 
 def carry_out(plan: Plan, stored: bytes) -> bytes:

@@ -1,6 +1,5 @@
-"""Slot files of both real engines for every kind of model memory: through the store, and mutated."""
+"""Slot files of both real engines for every kind of model memory, through the store."""
 
-import random
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,11 +10,6 @@ import pytest
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.kvstore.blocks.absorb import split_slot_file
-from kvchat.kvstore.blocks.block_files import BlockFiles
-from kvchat.kvstore.blocks.layout import Layout, Span
-from kvchat.kvstore.blocks.rebuild import compose
-from tests.kvstore.blocks.test_parser import mutated, parse_watched
 from tests.kvstore.store_bench import Bench, parse_bytes
 from tests.models import bare_models
 
@@ -24,7 +18,6 @@ pytestmark = pytest.mark.engine
 TURNS = (90, 300, 301, 600)  # tokens: within a block, across one, by a single one, and across the next
 TOKENS = tuple(number * 7 % 120 + 3 for number in range(TURNS[-1]))  # of a vocabulary of 128
 CONTEXT = 1024
-MUTATIONS = 30
 
 FULL = ("llama", "deepseek2", "minimax-m3")  # plain, latent, and with an indexer
 WINDOWS = ("gemma3", "gpt-oss", "llama4")  # sliding, and chunked
@@ -86,18 +79,3 @@ async def test_every_turn_is_restored_byte_for_byte(
     elif engine == "embedded_engine":
         assert layouts[TURNS[-1]].checkpoints
     assert bool(layouts[TURNS[-1]].recurrent_state) == (architecture in (*HYBRID, *RECURRENT))
-    mutate(saved[TURNS[0]], layouts[TURNS[0]], random.Random(architecture), tmp_path)
-
-
-def mutate(data: bytes, layout: Layout, dice: random.Random, folder: Path) -> None:
-    """Change the file anywhere: the parser does no harm, and the store restores the changed bytes."""
-    blocks = BlockFiles(folder / "blocks", sync=False)
-    original, rebuilt = folder / "mutated", folder / "rebuilt"
-    for _ in range(MUTATIONS):
-        changed = mutated(data, layout, dice)
-        parse_watched(changed)
-        original.write_bytes(changed)
-        recipe = split_slot_file(original, None, blocks)[0]
-        compose((Span(0, recipe.file_size),), recipe, blocks, rebuilt)
-        assert rebuilt.read_bytes() == changed
-        rebuilt.unlink()
