@@ -7,7 +7,7 @@ while they are written.
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,11 +45,18 @@ class PreviousSave:
 
 
 @dataclass(frozen=True)
-class _RowSpan:
+class _KnownRows:
     cache: int
     run: Run
-    known_block: BlockUse | None  # the previous save point's block for these tokens
+    known_use: BlockUse  # the previous save point's use of a block for these tokens
     is_unchanged: bool  # assumed identical to the block
+
+    @property
+    def use(self) -> BlockUse:
+        """The block's use for these rows."""
+        row, position, rows, before = self.run.row, self.run.position, self.run.rows, self.known_use
+        skip = before.skip + position - before.position
+        return replace(before, cache=self.cache, row=row, rows=rows, skip=skip, position=position)
 
 
 def split_slot_file(
@@ -78,9 +85,9 @@ def split_slot_file(
     run = partial(positioned.run_parallel, cancelled=cancelled, low_priority=low_priority)
     with slot_file.open("rb", buffering=0) as file:
         splitter = _Splitter(file, row_map, residue, blocks, run)
-        spans = [span for number, cache in enumerate(row_map.caches) for span in _row_spans(number, cache, previous)]
-        uses, new_runs = splitter.reuse(spans)
-        written = splitter.write(new_runs, list(residue_chunks(residue, row_map.breaks)))
+        known = [rows for number, cache in enumerate(row_map.caches) for rows in _known_rows(number, cache, previous)]
+        uses = splitter.reuse(known)
+        written = splitter.write(_new_runs(row_map, uses), list(residue_chunks(residue, row_map.breaks)))
         now = os.fstat(file.fileno())
     if (now.st_size, now.st_mtime_ns) != (stamp.st_size, stamp.st_mtime_ns):
         raise FileChanged("the file changed while it was being read")
@@ -96,70 +103,52 @@ class _Splitter:
     blocks: BlockFiles
     run_parallel: Callable[..., list[Any]]
 
-    def reuse(self, spans: Sequence[_RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
-        """Return the uses of known blocks that can be reused, and all other rows as a list of (cache, run)."""
-        known_spans = [span for span in spans if span.known_block]
-        trusted = [span for span in known_spans if span.is_unchanged]
-        samples = _sample_spans(trusted)
+    def reuse(self, known: Sequence[_KnownRows]) -> list[BlockUse]:
+        """Return the uses of the known blocks that can be reused."""
+        trusted = [rows for rows in known if rows.is_unchanged]
+        samples = _sample_rows(trusted)
         if len(self._find_unchanged(samples)) == len(samples):
-            reused = [
-                s
-                for s in trusted
-                if s.known_block and self.blocks.disk_usage(s.known_block.block, s.known_block.size) is not None
-            ]
-            reused += self._find_unchanged([span for span in known_spans if not span.is_unchanged])
+            reused = [rows for rows in trusted if self._exists(rows.known_use)]
+            reused += self._find_unchanged([rows for rows in known if not rows.is_unchanged])
         else:
-            reused = self._find_unchanged(known_spans)
-        uses = []
-        for span in reused:
-            assert span.known_block is not None
-            row, position, rows = span.run.row, span.run.position, span.run.rows
-            skip = span.known_block.skip + position - span.known_block.position
-            uses.append(replace(span.known_block, cache=span.cache, row=row, rows=rows, skip=skip, position=position))
-        reused_ids = set(map(id, reused))
-        new: list[tuple[int, Run]] = []
-        for span in spans:
-            if id(span) not in reused_ids:
-                cache, last = new[-1] if new else (None, span.run)
-                if cache == span.cache and last.end == (span.run.row, span.run.position):
-                    new[-1] = span.cache, replace(last, rows=last.rows + span.run.rows)
-                else:
-                    new.append((span.cache, span.run))
-        return uses, new
+            reused = self._find_unchanged(known)
+        return [rows.use for rows in reused]
 
-    def _find_unchanged(self, spans: Sequence[_RowSpan]) -> list[_RowSpan]:
-        """Return the spans equal to their known blocks; in each cache, only those before the first difference."""
+    def _exists(self, use: BlockUse) -> bool:
+        return self.blocks.disk_usage(use.block, use.size) is not None
+
+    def _find_unchanged(self, known: Sequence[_KnownRows]) -> list[_KnownRows]:
+        """Return the rows equal to their known blocks; in each cache, only those before the first difference."""
         first_different: dict[int, int] = {}  # token position, by cache
 
-        def compare(span: _RowSpan, buffer: memoryview) -> bool:
-            position = span.run.position
-            if position > first_different.get(span.cache, position):
+        def compare(rows: _KnownRows, buffer: memoryview) -> bool:
+            position = rows.run.position
+            if position > first_different.get(rows.cache, position):
                 return False
-            assert span.known_block is not None
-            same = self._equals(span, span.known_block, buffer)
+            same = self._equals(rows.use, buffer)
             if not same:
-                first_different[span.cache] = min(position, first_different.get(span.cache, position))
+                first_different[rows.cache] = min(position, first_different.get(rows.cache, position))
             return same
 
-        results = self.run_parallel(spans, compare)
-        return [span for span, same in zip(spans, results, strict=True) if same]
+        results = self.run_parallel(known, compare)
+        return [rows for rows, same in zip(known, results, strict=True) if same]
 
-    def _equals(self, span: _RowSpan, use: BlockUse, buffer: memoryview) -> bool:
-        if self.blocks.disk_usage(use.block, use.size) is None:
+    def _equals(self, use: BlockUse, buffer: memoryview) -> bool:
+        """True if the file's rows equal those of the block."""
+        if not self._exists(use):
             return False
-        cache, run = self.row_map.caches[span.cache], span.run
-        parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes
-        if run.rows == block_rows:
+        cache = self.row_map.caches[use.cache]
+        parts, block_rows = row_parts(cache, use.row, use.rows), use.size // cache.row_bytes
+        if use.rows == block_rows:
             xxh3 = xxhash.xxh3_128()
             for piece in self._read_pieces(parts, buffer):
                 xxh3.update(piece)
             return xxh3.digest() == use.xxh3
-        start, skip = 0, use.skip + run.position - use.position
-        half = len(buffer) // 2
+        start, half = 0, len(buffer) // 2
         try:
             with self.blocks.path(use.block).open("rb", buffering=0) as block:
                 for region, part in zip(cache.regions, parts, strict=True):
-                    at = start + skip * region.row_size
+                    at = start + use.skip * region.row_size
                     start += block_rows * region.row_size
                     for piece in self._read_pieces([part], buffer[:half]):
                         other = buffer[half : half + len(piece)]
@@ -171,7 +160,7 @@ class _Splitter:
             return False
         return True
 
-    def write(self, runs: Sequence[tuple[int, Run]], chunks: Sequence[Span]) -> list[tuple[BlockUse, int]]:
+    def write(self, runs: Iterable[tuple[int, Run]], chunks: Sequence[Span]) -> list[tuple[BlockUse, int]]:
         """Write rows and residue chunks as blocks; return the use of each block and the bytes written for it."""
         jobs = [partial(self._write_rows, cache, part) for cache, run in runs for part in cut_at_blocks(run)]
         jobs += [partial(self._write_residue, chunk) for chunk in chunks]
@@ -220,38 +209,34 @@ class _Splitter:
                 yield piece
 
 
-def _row_spans(number: int, cache: CacheRows, previous: PreviousSave | None) -> Iterator[_RowSpan]:
-    """Yield the rows of a cache, split at the boundaries of the previous save point's blocks."""
-    known_uses: list[BlockUse] = []
-    shared = unchanged = 0
+def _known_rows(number: int, cache: CacheRows, previous: PreviousSave | None) -> Iterator[_KnownRows]:
+    """Yield the rows of a cache for which the previous save point has blocks, in order of position."""
     old = previous.recipe.row_map.caches[number : number + 1] if previous else ()
-    if previous and old and [r.row_size for r in old[0].regions] == [r.row_size for r in cache.regions]:
-        known_uses = [
-            use for use in previous.recipe.uses if use.cache == number and use.position < previous.shared_tokens
-        ]
-        known_uses.sort(key=lambda use: use.position)
-        shared = previous.shared_tokens
-        unchanged = 0 if cache.is_window or old[0].is_window else previous.unchanged_tokens
-    for run in cache.runs:
-        done, end = run.position, run.position + run.rows
-
-        def part(first: int, last: int, use: BlockUse | None, run: Run = run) -> _RowSpan:
-            return _RowSpan(number, Run(run.row + first - run.position, first, last - first), use, last <= unchanged)
-
-        for use in known_uses:
-            first, last = max(done, use.position), min(end, use.position + use.rows, shared)
-            if first < last:
-                if first > done:
-                    yield part(done, first, None)
-                yield part(first, last, use)
-                done = last
-        if done < end:
-            yield part(done, end, None)
+    if not previous or not old or [r.row_size for r in old[0].regions] != [r.row_size for r in cache.regions]:
+        return
+    unchanged = 0 if cache.is_window or old[0].is_window else previous.unchanged_tokens
+    uses = [use for use in previous.recipe.uses if use.cache == number]
+    for use in sorted(uses, key=lambda use: use.position):
+        for run in cache.runs_between(use.position, min(use.position + use.rows, previous.shared_tokens)):
+            yield _KnownRows(number, run, use, run.end[1] <= unchanged)
 
 
-def _sample_spans(trusted: Sequence[_RowSpan]) -> list[_RowSpan]:
-    """Return two spans of each cache to compare: the last one and a random other."""
-    by_cache: dict[int, list[_RowSpan]] = {}
-    for span in trusted:
-        by_cache.setdefault(span.cache, []).append(span)
-    return [span for spans in by_cache.values() for span in (spans[-1], *random.sample(spans[:-1], len(spans) > 1))]
+def _new_runs(row_map: RowMap, reused: Sequence[BlockUse]) -> Iterator[tuple[int, Run]]:
+    """Yield all other rows as (cache, run)."""
+    for number, cache in enumerate(row_map.caches):
+        uses = sorted((use for use in reused if use.cache == number), key=lambda use: use.row)
+        for run in cache.runs:
+            row = run.row
+            for use in uses:
+                if row <= use.row < run.end[0]:
+                    yield number, Run(row, run.position + row - run.row, use.row - row)
+                    row = use.row + use.rows
+            yield number, Run(row, run.position + row - run.row, run.end[0] - row)
+
+
+def _sample_rows(trusted: Sequence[_KnownRows]) -> list[_KnownRows]:
+    """Return the rows of two blocks of each cache to compare: the last one and a random other."""
+    by_cache: dict[int, list[_KnownRows]] = {}
+    for rows in trusted:
+        by_cache.setdefault(rows.cache, []).append(rows)
+    return [rows for group in by_cache.values() for rows in (group[-1], *random.sample(group[:-1], len(group) > 1))]
