@@ -121,10 +121,13 @@ def column(
 
 
 def clear(layout: QLayout) -> None:
+    """Delete all widgets of a layout and of the layouts in it."""
     while (item := layout.takeAt(0)) is not None:
         if (widget := item.widget()) is not None:
             widget.hide()
             widget.deleteLater()
+        elif (inner := item.layout()) is not None:
+            clear(inner)
 
 
 def _button(widget: K, on_click: Any, kind: str, name: str, tip: str) -> K:

@@ -7,7 +7,7 @@ from typing import Any
 
 from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPlainTextEdit
 
 from kvchat.gateway.keys import ANY_PROGRAM, program_name
 from kvchat.runtime import Runtime
@@ -178,14 +178,13 @@ class ApiServerPage(SettingsPage):
         self._show_key(self.is_key_shown and bool(key))
         clear(self.app_keys)
         for name in sorted(self.keys.keys() - {ANY_PROGRAM}):
-            self.app_keys.addWidget(self._key_row(name, self.keys[name]))
+            self.app_keys.addLayout(self._key_row(name, self.keys[name]))
 
-    def _key_row(self, name: str, key: str) -> QWidget:
-        line, revoke_name = QWidget(), _("Revoke the API key of {name}", name=name)
+    def _key_row(self, name: str, key: str) -> QHBoxLayout:
+        revoke_name = _("Revoke the API key of {name}", name=name)
         copy = CopyButton(_("the API key of {name}", name=name), lambda: key)
         revoke = button(pgettext("API key", "Revoke"), lambda: self.run(self.revoke_key(name)), name=revoke_name)
-        row((label(name, selectable=True), 1), copy, revoke, on=line, spacing=8, margins=0)
-        return line
+        return row((label(name, selectable=True), 1), copy, revoke, spacing=8)
 
     def _show_key(self, is_shown: bool) -> None:
         self.key_field.setEchoMode(QLineEdit.EchoMode.Normal if is_shown else QLineEdit.EchoMode.Password)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QPushButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import program_of
@@ -95,9 +95,8 @@ class DevicesPage(SettingsPage):
         clear(self._addresses)
         addresses = self._sharing.addresses
         for address in addresses:
-            line, copy = QWidget(), CopyButton(_("the address {address}", address=address), partial(str, address))
-            row((label(address, selectable=True), 1), copy, on=line, spacing=8, margins=0)
-            self._addresses.addWidget(line)
+            copy = CopyButton(_("the address {address}", address=address), partial(str, address))
+            self._addresses.addLayout(row((label(address, selectable=True), 1), copy, spacing=8))
         if self._is_changing:
             help = _("Starting…")
         elif self._sharing.port is None:
@@ -114,20 +113,19 @@ class DevicesPage(SettingsPage):
         devices = sorted(self._sharing.devices, key=lambda device: -device.paired_at)
         clear(self._rows)
         for device in devices:
-            self._rows.addWidget(self._device_row(device))
+            self._rows.addLayout(self._device_row(device))
         help = "" if devices else _("No device is paired.")
         if not self.runtime.settings.share_devices:
             help = _("These devices cannot use the models of this computer while sharing is off.") if devices else help
         self.devices_entry.set_help(help)
 
-    def _device_row(self, device: Device) -> QWidget:
-        line, name = QWidget(), ElidedLabel()
+    def _device_row(self, device: Device) -> QHBoxLayout:
+        name = ElidedLabel()
         name.set_text(device.name)
         text = _("Remove {name}", name=device.name)
         remove = button(_("Remove…"), lambda: self._ask_to_remove(device), "link", name=text)
         details = label(self._describe(device), "small", wraps=True)
-        row((column(name, details, spacing=2), 1), remove, on=line, spacing=10, margins=0)
-        return line
+        return row((column(name, details, spacing=2), 1), remove, spacing=10)
 
     def _describe(self, device: Device) -> str:
         total = self.runtime.api_server.totals.by_program().get(device.program)

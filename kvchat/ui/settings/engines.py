@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
+from PySide6.QtWidgets import QFileDialog, QLineEdit
 
 from kvchat.engine.discovery.engines import EMBEDDED, EngineEntry, EngineLocation
 from kvchat.engine.discovery.graphics import Graphics, detect_graphics, driver_advice
@@ -178,11 +178,10 @@ class EnginePage(SettingsPage):
     def _show_downloaded(self, engines: Sequence[DownloadedEngine]) -> None:
         clear(self._downloads)
         for engine in engines:
-            line, text = QWidget(), label(join_list((engine.name, format_size(engine.size))), wraps=True)
+            text = label(join_list((engine.name, format_size(engine.size))), wraps=True)
             name = _("Remove {name}", name=engine.name)
             remove = button(_("Remove"), lambda _, engine=engine: self._ask_to_remove(engine), "link", name=name)
-            row((text, 1), remove, on=line, spacing=10, margins=0)
-            self._downloads.addWidget(line)
+            self._downloads.addLayout(row((text, 1), remove, spacing=10))
         self.downloaded.setVisible(bool(engines))
 
     def _ask_to_remove(self, engine: DownloadedEngine) -> None:

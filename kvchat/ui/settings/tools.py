@@ -162,14 +162,12 @@ class ToolsPage(SettingsPage):
         self._shown_folders = self.runtime.settings.tool_folders
         clear(self._folders)
         for folder in self._shown_folders:
-            line = QWidget()
             text = ElidedLabel()
             text.set_text(folder)
             remove = button(
                 _("Remove"), partial(self._remove_folder, folder), "link", name=_("Remove {name}", name=folder)
             )
-            row((text, 1), remove, on=line, spacing=8, margins=0)
-            self._folders.addWidget(line)
+            self._folders.addLayout(row((text, 1), remove, spacing=8))
 
     async def _load(self) -> None:
         await self.manager.load()
@@ -359,11 +357,10 @@ class ToolsPage(SettingsPage):
             if grant.conversation_id:
                 where = _("in “{title}”", title=titles.get(grant.conversation_id, _("a deleted chat")))
             when = format_age(datetime.fromtimestamp(grant.granted_at, UTC).astimezone(), datetime.now().astimezone())
-            line, revoke_name = QWidget(), _("Revoke the permission for {tool} ({where})", tool=tool, where=where)
+            revoke_name = _("Revoke the permission for {tool} ({where})", tool=tool, where=where)
             revoke = button(pgettext("permission", "Revoke"), partial(self._revoke, [grant]), name=revoke_name)
             text = column(label(tool, wraps=True), label(join_parts((where, when)), "small", wraps=True), spacing=1)
-            row((text, 1), revoke, on=line, spacing=8, margins=0)
-            self._grants.addWidget(line)
+            self._grants.addLayout(row((text, 1), revoke, spacing=8))
         if len(grants) > 1:
             self._grants.addLayout(flow(button(_("Revoke all"), partial(self._revoke, list(grants)), "link")))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDialog, QWidget
+from PySide6.QtWidgets import QDialog
 from pytestqt.qtbot import QtBot
 
 from kvchat import sharing_service
@@ -65,8 +65,7 @@ def dialog_on(page: DevicesPage, qtbot: QtBot) -> PairingDialog:
 
 
 def names(page: DevicesPage) -> list[str]:
-    rows = [page._rows.itemAt(number).widget() for number in range(page._rows.count())]
-    return [line.findChild(ElidedLabel).full_text for line in rows if isinstance(line, QWidget)]  # type: ignore[union-attr]
+    return [name.full_text for name in page.devices_entry.findChildren(ElidedLabel) if name.isVisible()]
 
 
 async def paired(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QLabel, QPushButton
 
 from kvchat.chat.turn.tool_calls import Grant
 from kvchat.tools.mcp.foreign import ForeignServers
@@ -175,15 +175,21 @@ async def test_a_broken_file_is_explained(runtime: StagedRuntime, page: ToolsPag
 
 
 async def test_grants_are_listed_and_revoked(runtime: StagedRuntime, page: ToolsPage) -> None:
+    def shown() -> list[str]:
+        return [choice.text() for choice in page.grants_entry.findChildren(QPushButton) if choice.isVisible()]
+
     calls = runtime.chat.turns.tool_calls
-    grant = Grant("files", "write_file", "digest", "", 0.0)
     statement = "INSERT INTO tool_grants VALUES (?, ?, ?, ?, ?)"
-    await runtime.chat.turn_context.run(
-        lambda database: database.write(statement, ("digest", "files", "write_file", "", 0.0))
-    )
+    for name in ("read_file", "write_file"):
+        await runtime.chat.turn_context.run(
+            lambda database, name=name: database.write(statement, (f"digest of {name}", "files", name, "", 0.0))
+        )
     await page.load_grants()
-    assert await calls.grants() == [grant]
+    await until(lambda: shown() == ["Revoke", "Revoke", "Revoke all"])
     button(page, "Revoke the permission for write_file · files (in all chats)").click()
+    await until(lambda: shown() == ["Revoke"])
+    assert await calls.grants() == [Grant("files", "read_file", "digest of read_file", "", 0.0)]
+    button(page, "Revoke the permission for read_file · files (in all chats)").click()
     await until(lambda: "No tool" in page.grants_entry.help.text())
     assert await calls.grants() == []
 
