@@ -120,6 +120,12 @@ def column(
     return _filled(QVBoxLayout(), parts, on, spacing, margins)
 
 
+def show_text(target: QLabel, text: str) -> None:
+    """Show a text, or hide its label if the text is empty."""
+    target.setText(text)
+    target.setVisible(bool(text))
+
+
 def clear(layout: QLayout) -> None:
     """Delete all widgets of a layout and of the layouts in it."""
     while (item := layout.takeAt(0)) is not None:

@@ -22,7 +22,7 @@ from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, pgettext
-from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, show_text
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask_if_metered, fit_to_text
@@ -154,8 +154,7 @@ class HubModelsPage(QWidget):
         self.show_files_button.setText(_("Show files") if self._repository is None else _("Download"))
         self.show_files_button.setAccessibleName(self.show_files_button.text())
         self.show_files_button.setEnabled(row is not None)
-        self.reason.setText(row.tip if row else "")
-        self.reason.setVisible(bool(row and row.tip))
+        show_text(self.reason, row.tip if row else "")
 
     def _open_row(self, row: Row | None) -> None:
         """Download the row's file or, if the row is a repository, list its files."""

@@ -19,7 +19,7 @@ from kvchat.library.remote.starter import is_starter_downloaded
 from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_percent, format_rough_duration, format_size
 from kvchat.text.language import N_, _, join_parts, plural
-from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row, styled
+from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row, show_text, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask_if_metered, confirm, file_dialog
@@ -151,8 +151,7 @@ class LocalModelsPage(QWidget):
             reason = _("Delete it in the app that installed it.")
         self.delete_button.setEnabled(model is not None and not reason)
         self.delete_button.setToolTip(reason)
-        self.reason.setText(row.tip if row else "")
-        self.reason.setVisible(bool(row and row.tip))
+        show_text(self.reason, row.tip if row else "")
 
     @property
     def _current(self) -> FoundModel | None:

@@ -13,7 +13,7 @@ from kvchat.runtime import Runtime
 from kvchat.text.language import _, join_list, join_parts, join_sentences
 from kvchat.text.safe_text import safe_code
 from kvchat.tools.mcp.bundles import Bundle, BundleOption, Value, values_error
-from kvchat.ui.base.building import STRETCH, Part, button, column, label, line_edit, plain_text, row, styled
+from kvchat.ui.base.building import STRETCH, Part, button, column, label, line_edit, plain_text, row, show_text, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.dialogs.confirm import file_dialog
@@ -34,7 +34,8 @@ class OptionField(QWidget):
         self.option = option
         title = join_parts((option.title, _("required"))) if option.required else option.title
         heading, help = label(title, "strong", wraps=True), label(option.description, "small", wraps=True)
-        help.setVisible(bool(option.description))
+        if not option.description:  # setVisible(True) would open a label without a parent as a window
+            help.hide()
         self.field = self._make_field(look, option, _("Leave empty to keep the current value") if is_stored else "")
         self.field.setAccessibleName(title)
         self.field.setAccessibleDescription(option.description)
@@ -118,7 +119,8 @@ class InstallBundleDialog(Panel):
         update = _("It replaces the installed version.") if is_update else ""
         tools = _("Tools: {names}.", names=join_list(bundle.tools)) if bundle.tools else ""
         self.about = label(allow_line_breaks(join_sentences(bundle.description, tools)), wraps=True)
-        self.about.setVisible(bool(self.about.text()))
+        if not self.about.text():
+            self.about.hide()
         stored = self._manager.with_stored_secrets(bundle, {})
         self.fields = [OptionField(look, option, option.key in stored) for option in bundle.options]
         command = _("kvchat will run this command with all your permissions.")
@@ -157,8 +159,7 @@ class InstallBundleDialog(Panel):
 
     def _install(self) -> None:
         problem = values_error(self._bundle, self.values)
-        self.refusal.setText(problem)
-        self.refusal.setVisible(bool(problem))
+        show_text(self.refusal, problem)
         if not problem and self._installing is None:
             self._installing = self.run(self._install_and_approve())
 

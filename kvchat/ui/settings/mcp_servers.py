@@ -17,7 +17,7 @@ from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.tools.mcp.foreign import read_pasted
 from kvchat.tools.mcp.server import Server, ServerState, ServerTool
 from kvchat.tools.tool import SourceTools
-from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, plain_text, row, styled
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, plain_text, row, show_text, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.dialogs.confirm import Question
@@ -146,15 +146,15 @@ class EditServerDialog(Panel):
         try:
             command = split_command(launch)
         except ValueError:
-            self._refuse(_("The command has an unclosed quotation mark."))
+            show_text(self.refusal, _("The command has an unclosed quotation mark."))
             return
         pairs = [line.strip().partition("=") for line in self.values.toPlainText().splitlines() if line.strip()]
         if not name or not command:
-            self._refuse(_("Enter a name, and a command or URL."))
+            show_text(self.refusal, _("Enter a name, and a command or URL."))
         elif bad := next((key or rest for key, equals, rest in pairs if not (key.strip() and equals)), ""):
-            self._refuse(_("“{text}” is not in the form NAME=VALUE.", text=bad))
+            show_text(self.refusal, _("“{text}” is not in the form NAME=VALUE.", text=bad))
         else:
-            self._refuse("")
+            show_text(self.refusal, "")
             values = {key.strip(): value.strip() for key, _equals, value in pairs}
             replaced = ("command", "args", "env", "url", "headers")
             entry = {key: value for key, value in self._entry.items() if key not in replaced}
@@ -164,10 +164,6 @@ class EditServerDialog(Panel):
                 entry.pop("type", None)
                 entry |= {"command": command[0], "args": command[1:]} | ({"env": values} if values else {})
             self.saved.emit(name, entry)
-
-    def _refuse(self, reason: str) -> None:
-        self.refusal.setText(reason)
-        self.refusal.setVisible(bool(reason))
 
 
 def _named(text: str, field: QLineEdit) -> tuple[QLabel, QLineEdit]:
@@ -199,8 +195,7 @@ class PasteDialog(Panel):
         try:
             entries = read_pasted(self.text.toPlainText())
         except KvchatError as error:
-            self.refusal.setText(end_sentence(str(error)))
-            self.refusal.show()
+            show_text(self.refusal, end_sentence(str(error)))
             return
         self.pasted.emit(entries)
 

@@ -12,7 +12,7 @@ from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
 from kvchat.text.formatting import SAMPLING
 from kvchat.text.language import N_, _, localize_number, pgettext
-from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, styled
+from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, show_text, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 
@@ -128,8 +128,7 @@ class OptionsForm(QWidget):
         return Preset("", self.system.toPlainText().strip(), options=options)
 
     def refuse(self, reason: str) -> None:
-        self.refusal.setText(reason)
-        self.refusal.setVisible(bool(reason))
+        show_text(self.refusal, reason)
 
     def _reset(self) -> None:
         options = replace(self.tools, sampling=Sampling(), template=self._chosen_template_options())

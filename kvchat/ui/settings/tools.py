@@ -19,7 +19,7 @@ from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.tools.mcp.bundles import read_bundle
 from kvchat.tools.mcp.foreign import ForeignServers, find_foreign_servers
 from kvchat.tools.mcp.server import Server, ServerState
-from kvchat.ui.base.building import button, clear, column, label, row, styled
+from kvchat.ui.base.building import button, clear, column, label, row, show_text, styled
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.chat.composer import local_files
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
@@ -99,11 +99,11 @@ class ServerRow(QFrame):
             "The definition of {count} tool has changed. The model cannot use it until you approve it.",
             "The definitions of {count} tools have changed. The model cannot use them until you approve them.",
         )
-        self.reason.setText(safe_prose(join_sentences(server.reason, changed if pending else "", *server.problems)))
-        self.reason.setVisible(bool(self.reason.text()))
+        reason = safe_prose(join_sentences(server.reason, changed if pending else "", *server.problems))
+        show_text(self.reason, reason)
         restyle(self.reason, "tone", "bad" if bad else "warn")
         self.switch.setChecked(state is not ServerState.OFF)
-        self.switch.setAccessibleDescription(join_list((state_text, count, self.reason.text())))
+        self.switch.setAccessibleDescription(join_list((state_text, count, reason)))
         usable = state not in (ServerState.OFF, ServerState.INVALID, ServerState.NOT_APPROVED)
         self.switch.setEnabled(state is not ServerState.INVALID)
         self.approve_button.setVisible(state is ServerState.NOT_APPROVED)
@@ -189,8 +189,7 @@ class ToolsPage(SettingsPage):
                 self.rows[name].requested.connect(self._handle_request)
                 self._servers.addWidget(self.rows[name])
         problem = self.manager.problem
-        self.problem_label.setText(str(problem) if problem else "")
-        self.problem_label.setVisible(problem is not None)
+        show_text(self.problem_label, str(problem) if problem else "")
         self.empty_label.setVisible(not servers and problem is None)
 
     def _handle_request(self, request: str, name: str) -> None:

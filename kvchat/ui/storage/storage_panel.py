@@ -16,7 +16,7 @@ from kvchat.runtime import Runtime
 from kvchat.system.concurrency import shielded
 from kvchat.text.formatting import STORAGE, format_size
 from kvchat.text.language import N_, _
-from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
+from kvchat.ui.base.building import STRETCH, button, column, label, row, show_text, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
@@ -218,8 +218,7 @@ class StoragePanel(Panel):
         self.list.setVisible(has_memory)
         self._heading.setVisible(has_memory)
         self.prune_card.setVisible(has_memory and (not computer or usage.save_points > 0))
-        self.computer_label.setText(describe_computer(computer, usage.server_bytes))
-        self.computer_label.setVisible(bool(computer))
+        show_text(self.computer_label, describe_computer(computer, usage.server_bytes) if computer else "")
         away = ""
         if computer and self._runtime.engine.status.state is not EngineState.READY:
             away = _("{name} is not available, so the memory of your chats cannot be shown.", name=computer)

@@ -19,7 +19,7 @@ from kvchat.text.formatting import (
     sum_times,
 )
 from kvchat.text.language import _, format_number, join_parts, join_sentences, plural, punctuation
-from kvchat.ui.base.building import STRETCH, column, label, progress_bar, row
+from kvchat.ui.base.building import STRETCH, column, label, progress_bar, row, show_text
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.controls import RoundBar, mix_colours
 
@@ -224,8 +224,7 @@ class UsageSummary(QWidget):
         column(*above, self.free_floor_label, self.break_even_label, on=self, spacing=8, margins=(8, 0, 8, 0))
 
     def show_usage(self, usage: StoreUsage, break_even: BreakEven | None) -> None:
-        self.break_even_label.setText(describe_break_even(break_even))
-        self.break_even_label.setVisible(break_even is not None)
+        show_text(self.break_even_label, describe_break_even(break_even))
         self.total_label.setText(_("{size} in use", size=format_size_of(usage.physical_bytes, usage.quota_bytes)))
         self.quota_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         if usage.problem:

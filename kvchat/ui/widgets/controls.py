@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QPushButton, QSizePolicy, QWidg
 
 from kvchat.text.language import _, join_sentences
 from kvchat.ui.base.accessibility import announce
-from kvchat.ui.base.building import button, column, label, styled
+from kvchat.ui.base.building import button, column, label, show_text, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.layouts import FlowLayout
 
@@ -121,8 +121,7 @@ class Card(QFrame):
 
     def set_text(self, title: str, detail: str, advice: str) -> None:
         for line, text in ((self.title, title), (self.detail, detail), (self.advice_label, advice)):
-            line.setText(text)
-            line.setVisible(bool(text))
+            show_text(line, text)
         self.setAccessibleName(join_sentences(title, detail, advice))
         self._announcing.start()
 

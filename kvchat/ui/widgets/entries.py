@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QBoxLayout, QComboBox, QLineEdit, QSizePolicy, QSt
 
 from kvchat.settings import GB, Settings, validation_error
 from kvchat.text.language import N_, _, format_number, localize_number
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, row, show_text
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import Switch
 
@@ -98,12 +98,10 @@ class Entry(QWidget):
             self.hairline.setVisible(visible)
 
     def set_help(self, help: str) -> None:
-        self.help.setText(help)
-        self.help.setVisible(bool(help))
+        show_text(self.help, help)
 
     def refuse(self, reason: str) -> None:
-        self.refusal.setText(reason)
-        self.refusal.setVisible(bool(reason))
+        show_text(self.refusal, reason)
 
     def refresh(self, settings: Settings) -> None:
         """Show the settings' current values."""
