@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 STRETCH = "stretch"  # stretchable space in a row or column
+_BOX_PADDING = 28  # pixels above and below the text of a box
 
 # A widget or layout, alone or with stretch and alignment; pixels of space; STRETCH.
 Part = QWidget | QLayout | tuple[QWidget | QLayout, int] | tuple[QWidget, int, Qt.AlignmentFlag] | int | str
@@ -89,11 +90,21 @@ def line_edit(name: str, placeholder: str = "") -> QLineEdit:
     return result
 
 
-def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
-    """Make a read-only text box. `name` is for screen readers."""
+def plain_text(name: str, font: QFont, text: str = "", *, lines: int = 0) -> QPlainTextEdit:
+    """Make a read-only text box, `lines` lines high if given. `name` is for screen readers."""
     result = styled(QPlainTextEdit(text, readOnly=True), "log")
     result.setFont(font)
     result.setAccessibleName(name)
+    if lines:
+        result.setFixedHeight(_box_height(result, lines))
+    return result
+
+
+def text_editor(name: str, placeholder: str, lines: int, *, grows: bool = False) -> QPlainTextEdit:
+    """Make an editor `lines` lines high, or at least that high if it `grows`. `name` is for screen readers."""
+    result = styled(QPlainTextEdit(placeholderText=placeholder, tabChangesFocus=True), "log")
+    result.setAccessibleName(name)
+    (result.setMinimumHeight if grows else result.setFixedHeight)(_box_height(result, lines))
     return result
 
 
@@ -142,6 +153,10 @@ def _button(widget: K, on_click: Any, kind: str, name: str, tip: str) -> K:
     if on_click is not None:
         widget.clicked.connect(on_click)
     return widget
+
+
+def _box_height(box: QPlainTextEdit, lines: int) -> int:
+    return lines * box.fontMetrics().lineSpacing() + _BOX_PADDING
 
 
 def _filled(layout: L, parts: tuple[Part, ...], on: QWidget | None, spacing: int | None, margins: Margins | None) -> L:

@@ -13,7 +13,7 @@ from kvchat.runtime import Runtime
 from kvchat.text.language import _, join_list, join_parts, join_sentences
 from kvchat.text.safe_text import safe_code
 from kvchat.tools.mcp.bundles import Bundle, BundleOption, Value, values_error
-from kvchat.ui.base.building import STRETCH, Part, button, column, label, line_edit, plain_text, row, show_text, styled
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, plain_text, row, show_text, text_editor
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.dialogs.confirm import file_dialog
@@ -21,7 +21,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.controls import Switch
 from kvchat.ui.widgets.layouts import ScrollPage, allow_line_breaks
 
-_BOX_LINES, _LIST_LINES, _BOX_PADDING = 4, 3, 28  # the padding in pixels
+_BOX_LINES, _LIST_LINES = 4, 3
 
 
 class OptionField(QWidget):
@@ -57,8 +57,7 @@ class OptionField(QWidget):
             switch.toggled.connect(self.changed)
             return switch
         if option.multiple:
-            editor = styled(QPlainTextEdit(placeholderText=_("One per line"), tabChangesFocus=True), "log")
-            editor.setFixedHeight(_LIST_LINES * editor.fontMetrics().lineSpacing() + _BOX_PADDING)
+            editor = text_editor(option.title, _("One per line"), _LIST_LINES)
             editor.setPlainText("\n".join(map(str, default if isinstance(default, list | tuple) else [default or ""])))
             editor.textChanged.connect(self.changed)
             return editor
@@ -124,24 +123,18 @@ class InstallBundleDialog(Panel):
         stored = self._manager.with_stored_secrets(bundle, {})
         self.fields = [OptionField(look, option, option.key in stored) for option in bundle.options]
         command = _("kvchat will run this command with all your permissions.")
-        self.launch = plain_text(_("Command"), code_font(look.fonts.mono, look.fonts.small))
-        self.launch.setFixedHeight(_BOX_LINES * self.launch.fontMetrics().lineSpacing() + _BOX_PADDING)
+        self.launch = plain_text(_("Command"), code_font(look.fonts.mono, look.fonts.small), lines=_BOX_LINES)
         page = ScrollPage("")
-        parts: tuple[Part, ...] = (
-            label(_("Install the MCP server “{name}”?", name=bundle.title), "title", wraps=True),
-            self.origin,
-            self.about,
-            label(join_sentences(unverified, update), "muted", wraps=True),
-            *self.fields,
-            STRETCH,
-        )
-        column(*parts, on=page.content, spacing=12, margins=(24, 18, 24, 12))
+        title = label(_("Install the MCP server “{name}”?", name=bundle.title), "title", wraps=True)
+        warning = label(join_sentences(unverified, update), "muted", wraps=True)
+        parts = title, self.origin, self.about, warning, *self.fields
+        column(*parts, STRETCH, on=page.content, spacing=12, margins=(24, 18, 24, 12))
         self.refusal = label(kind="refusal", wraps=True)
         self.refusal.hide()
         self.install_button = button(_("Install and start"), self._install, "primary")
         below = row(STRETCH, button(_("Cancel"), self.close), self.install_button, spacing=8)
-        parts = label(command, "strong", wraps=True), self.launch, self.notices, self.refusal, below
-        around = column(*parts, spacing=8, margins=(24, 8, 24, 16))
+        bottom = label(command, "strong", wraps=True), self.launch, self.notices, self.refusal, below
+        around = column(*bottom, spacing=8, margins=(24, 8, 24, 16))
         column((page, 1), around, on=self, spacing=0, margins=0)
         for field in self.fields:
             field.changed.connect(self._show_launch)

@@ -17,7 +17,7 @@ from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.tools.mcp.foreign import read_pasted
 from kvchat.tools.mcp.server import Server, ServerState, ServerTool
 from kvchat.tools.tool import SourceTools
-from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, plain_text, row, show_text, styled
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, plain_text, row, show_text, text_editor
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.dialogs.confirm import Question
@@ -26,21 +26,11 @@ from kvchat.ui.widgets.tool_tree import ToolTree
 
 _MAX_REVIEW_LINES, _EDITOR_LINES = 12, 4
 _EXAMPLE = '{"mcpServers": {"files": {"command": "npx", "args": ["-y", "…"]}}}'
-_BOX_PADDING = 28  # pixels above and below the text of a box
 
 
 def _box(look: Look, name: str, text: str) -> QPlainTextEdit:
-    box = plain_text(name, code_font(look.fonts.mono, look.fonts.small), text)
     lines = min(text.count("\n") + 1 + len(text) // 60, _MAX_REVIEW_LINES)
-    box.setFixedHeight(lines * box.fontMetrics().lineSpacing() + _BOX_PADDING)
-    return box
-
-
-def _editor(name: str, placeholder: str, lines: int) -> QPlainTextEdit:
-    editor = styled(QPlainTextEdit(placeholderText=placeholder, tabChangesFocus=True), "log")
-    editor.setAccessibleName(name)
-    editor.setMinimumHeight(lines * editor.fontMetrics().lineSpacing() + _BOX_PADDING)
-    return editor
+    return plain_text(name, code_font(look.fonts.mono, look.fonts.small), text, lines=lines)
 
 
 class ApproveDialog(Question):
@@ -114,7 +104,7 @@ class EditServerDialog(Panel):
         self._entry: dict[str, Any] = {}
         self.name = line_edit(_("Name"), _("for example files"))
         self.launch = line_edit(_("Command or URL"), "npx -y @modelcontextprotocol/server-filesystem /home/me/notes")
-        self.values = _editor(_("Variables"), "API_KEY=…", _EDITOR_LINES)
+        self.values = text_editor(_("Variables"), "API_KEY=…", _EDITOR_LINES, grows=True)
         self.refusal = label(kind="refusal", wraps=True)
         self.refusal.hide()
         help = _(
@@ -179,10 +169,8 @@ class PasteDialog(Panel):
         super().__init__(runtime, look, runner, _("Paste MCP servers"), parent, size=(560, 380), min_size=(420, 280))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowModality(Qt.WindowModality.WindowModal)
-        self.text, self.refusal = (
-            _editor(_("Configuration"), _EXAMPLE, _EDITOR_LINES),
-            label(kind="refusal", wraps=True),
-        )
+        self.text = text_editor(_("Configuration"), _EXAMPLE, _EDITOR_LINES, grows=True)
+        self.refusal = label(kind="refusal", wraps=True)
         self.refusal.hide()
         help = _("Paste the JSON from the server’s documentation or another app. Nothing starts before you approve it.")
         self.add_button = button(_("Add"), self._add, "primary")
@@ -213,8 +201,7 @@ class ServerWindow(Panel):
         self._counted: SourceTools | None = None
         fixed = code_font(look.fonts.mono, look.fonts.small)
         self.tree, self.log = ToolTree(), plain_text(_("Log"), fixed)
-        self.description = plain_text(_("Description"), fixed)
-        self.description.setFixedHeight(7 * self.description.fontMetrics().lineSpacing() + _BOX_PADDING)
+        self.description = plain_text(_("Description"), fixed, lines=7)
         self.empty_label = label(_("The tools are listed when the server starts."), "muted", wraps=True)
         tools, self.tabs = QWidget(), QTabWidget()
         help = label(_("Tools that are turned off are not offered to new chats."), "small", wraps=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QGridLayout, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QGridLayout, QWidget
 
 from kvchat.chat.options import RANGES, ChatOptions, InvalidOptions, Preset, validate_options
 from kvchat.engine.api.wire import Sampling
@@ -12,7 +12,7 @@ from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
 from kvchat.text.formatting import SAMPLING
 from kvchat.text.language import N_, _, localize_number, pgettext
-from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, show_text, styled
+from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, show_text, text_editor
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 
@@ -49,12 +49,12 @@ class OptionsForm(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self.system = _editor(_("System prompt"), _("Who the model should be and how it should reply"), lines=4)
+        self.system = text_editor(_("System prompt"), _("Who the model should be and how it should reply"), lines=4)
         self.number_fields = {name: line_edit(_(known.label)) for name, known in RANGES.items()}
         self.stop_words_field = line_edit(_("Stop words"), pgettext("stop words", "none"))
         self.format, self.format_text = (
             ChoiceBox(look, _("Output format")),
-            _editor(_("Schema or grammar"), "", lines=5),
+            text_editor(_("Schema or grammar"), "", lines=5),
         )
         name, tip = _("Reset sampling"), _("Use the model’s defaults")
         self.reset_button = button(_("Reset"), self._reset, "link", name=name, tip=tip)
@@ -178,10 +178,3 @@ class OptionsForm(QWidget):
             grid.addWidget(above, 2 * line, place, 1, span, Qt.AlignmentFlag.AlignBottom)
             grid.addWidget(field, 2 * line + 1, place, 1, span)
         return grid
-
-
-def _editor(name: str, example: str, *, lines: int) -> QPlainTextEdit:
-    editor = styled(QPlainTextEdit(placeholderText=example, tabChangesFocus=True), "log")
-    editor.setAccessibleName(name)
-    editor.setFixedHeight(editor.fontMetrics().lineSpacing() * lines + 28)
-    return editor
