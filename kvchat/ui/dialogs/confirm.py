@@ -59,20 +59,29 @@ class Question(QDialog):
 
 
 class ConfirmDialog(Question):
-    def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "") -> None:
-        self.confirm_button, self.keep_button = QPushButton(action), QPushButton(keep or _("Keep"))
-        lines = label(title, "title", wraps=True), label(text, "muted", wraps=True)
+    def __init__(
+        self, parent: QWidget, title: str, text: str, action: str, keep: str, details: QWidget | None = None
+    ) -> None:
+        self.confirm_button, self.keep_button = QPushButton(action), QPushButton(keep)
+        lines = label(title, "title", wraps=True), label(text, "muted", wraps=True), *([details] if details else [])
         super().__init__(parent, title, lines, self.confirm_button, self.keep_button)
-        self.confirm_button.setProperty("kind", "danger")
+        self.confirm_button.setProperty("kind", "" if details else "danger")
         self.confirm_button.clicked.connect(self.accept)
         self.keep_button.clicked.connect(self.reject)
 
 
 def confirm(
-    parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object], *, keep: str = ""
+    parent: QWidget,
+    title: str,
+    text: str,
+    action: str,
+    on_yes: Callable[[], object],
+    *,
+    keep: str = "",
+    details: QWidget | None = None,
 ) -> ConfirmDialog:
-    """Ask over `parent` without blocking. The button labeled `action` calls `on_yes`."""
-    dialog = ConfirmDialog(parent, title, text, action, keep)
+    """Ask over `parent` without blocking. The button labeled `action` calls `on_yes`; `details` are below the text."""
+    dialog = ConfirmDialog(parent, title, text, action, keep or _("Keep"), details)
     dialog.accepted.connect(on_yes)
     dialog.open()
     return dialog

@@ -5,10 +5,11 @@ Texts from servers are untrusted and shown as plain text.
 
 import shlex
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QLabel, QLineEdit, QPlainTextEdit, QPushButton, QTabWidget, QWidget
+from PySide6.QtWidgets import QLabel, QLineEdit, QPlainTextEdit, QTabWidget, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
@@ -20,7 +21,7 @@ from kvchat.tools.tool import SourceTools
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, plain_text, row, show_text, text_editor
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, code_font
-from kvchat.ui.dialogs.confirm import Question
+from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.tool_tree import ToolTree
 
@@ -33,39 +34,25 @@ def _box(look: Look, name: str, text: str) -> QPlainTextEdit:
     return plain_text(name, code_font(look.fonts.mono, look.fonts.small), text, lines=lines)
 
 
-class ApproveDialog(Question):
-    """Shows the exact command line or URL of a server before its first start."""
-
-    def __init__(self, look: Look, parent: QWidget, server: Server) -> None:
-        name = safe_prose(server.name)
-        title = _("Start the MCP server “{name}”?", name=name)
-        text = _("kvchat will run this command with all your permissions.")
-        if server.config.url:
-            text = _("kvchat will connect to this URL and send it what the model passes to the server’s tools.")
-            title = _("Connect to the MCP server “{name}”?", name=name)
-        self.launch = _box(look, _("Command or URL"), safe_code(server.config.launch))
-        self.approve_button, self.cancel_button = QPushButton(_("Approve")), QPushButton(_("Not now"))
-        lines = label(title, "title", wraps=True), label(text, "muted", wraps=True), self.launch
-        super().__init__(parent, title, lines, self.approve_button, self.cancel_button)
-        self.approve_button.clicked.connect(self.accept)
-        self.cancel_button.clicked.connect(self.reject)
+def ask_to_approve(look: Look, parent: QWidget, server: Server, on_yes: Callable[[], object]) -> None:
+    """Show the exact command line or URL of a server, and call `on_yes` if the user approves it."""
+    name = safe_prose(server.name)
+    title = _("Start the MCP server “{name}”?", name=name)
+    text = _("kvchat will run this command with all your permissions.")
+    if server.config.url:
+        text = _("kvchat will connect to this URL and send it what the model passes to the server’s tools.")
+        title = _("Connect to the MCP server “{name}”?", name=name)
+    launch = _box(look, _("Command or URL"), safe_code(server.config.launch))
+    confirm(parent, title, text, _("Approve"), on_yes, keep=_("Not now"), details=launch)
 
 
-class ReviewDialog(Question):
-    """Shows the old and the new descriptions of tools whose definitions have changed."""
-
-    def __init__(self, look: Look, parent: QWidget, server: Server) -> None:
-        title = _("The tools of “{name}” have changed", name=safe_prose(server.name))
-        text = _("A changed description can mislead the model. Approve it only if it describes what you expect.")
-        parts = [
-            f"{safe_prose(item.tool.name)}\n{_describe_change(item)}" for item in server.tools if not item.approved
-        ]
-        self.changes = _box(look, _("Changes"), "\n\n".join(parts))
-        self.approve_button, self.cancel_button = QPushButton(_("Approve")), QPushButton(_("Not now"))
-        lines = label(title, "title", wraps=True), label(text, "muted", wraps=True), self.changes
-        super().__init__(parent, title, lines, self.approve_button, self.cancel_button)
-        self.approve_button.clicked.connect(self.accept)
-        self.cancel_button.clicked.connect(self.reject)
+def ask_to_approve_changes(look: Look, parent: QWidget, server: Server, on_yes: Callable[[], object]) -> None:
+    """Show the old and the new descriptions of tools whose definitions have changed."""
+    title = _("The tools of “{name}” have changed", name=safe_prose(server.name))
+    text = _("A changed description can mislead the model. Approve it only if it describes what you expect.")
+    parts = [f"{safe_prose(item.tool.name)}\n{_describe_change(item)}" for item in server.tools if not item.approved]
+    changes = _box(look, _("Changes"), "\n\n".join(parts))
+    confirm(parent, title, text, _("Approve"), on_yes, keep=_("Not now"), details=changes)
 
 
 def _indented(description: str) -> str:

@@ -1,5 +1,7 @@
 """The tools page of the settings: built-in tools, MCP servers and permissions."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -7,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QUrl, Signal
+from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QFileDialog, QFrame, QWidget
 
@@ -25,7 +27,13 @@ from kvchat.ui.chat.composer import local_files
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.mcp_bundles import InstallBundleDialog
-from kvchat.ui.settings.mcp_servers import ApproveDialog, EditServerDialog, PasteDialog, ReviewDialog, ServerWindow
+from kvchat.ui.settings.mcp_servers import (
+    EditServerDialog,
+    PasteDialog,
+    ServerWindow,
+    ask_to_approve,
+    ask_to_approve_changes,
+)
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import Switch
 from kvchat.ui.widgets.layouts import ElidedLabel, flow
@@ -42,28 +50,29 @@ _STARTED = (ServerState.STARTING, ServerState.RUNNING, ServerState.FAILED)
 class ServerRow(QFrame):
     """A server with its state and buttons."""
 
-    requested = Signal(str, str)  # name of the button, name of the server
-
-    def __init__(self, look: Look, server: Server) -> None:
+    def __init__(self, page: ToolsPage, server: Server) -> None:
         super().__init__()
         styled(self, "card")
         name = safe_prose(server.name)
-        self.server = server
+        self._page, self._manager, self.server = page, page.manager, server
         self.state, self.launch = label(kind="small"), ElidedLabel("small")
         self.reason = label(kind="small", wraps=True, selectable=True)
-        self.switch = Switch(look, name)
+        self.switch = Switch(page.look, name)
 
-        def action(key: str, text: str, screen_reader_name: str, kind: str = "") -> Any:
-            return button(text, lambda: self.requested.emit(key, server.name), kind, name=screen_reader_name)
-
-        self.approve_button = action("approve", _("Approve…"), _("Approve {name}", name=name), "primary")
-        self.review_button = action("review", _("Review tools…"), _("Review the tools of {name}", name=name), "primary")
-        self.sign_in_button = action("sign_in", _("Sign in…"), _("Sign in to {name}", name=name), "primary")
-        self.details_button = action("details", _("Tools and log…"), _("Tools and log of {name}", name=name))
-        self.start_button = action("restart", _("Start"), _("Start {name}", name=name))
-        self.edit_button = action("edit", _("Edit…"), _("Edit {name}", name=name))
-        self.remove_button = action("remove", _("Remove…"), _("Remove {name}", name=name), "danger")
-        self.switch.clicked.connect(lambda: self.requested.emit("switch", server.name))
+        self.approve_button = button(
+            _("Approve…"), lambda: page.approve(self.server), "primary", name=_("Approve {name}", name=name)
+        )
+        self.review_button = button(
+            _("Review tools…"), self._review, "primary", name=_("Review the tools of {name}", name=name)
+        )
+        self.sign_in_button = button(_("Sign in…"), self._sign_in, "primary", name=_("Sign in to {name}", name=name))
+        self.details_button = button(
+            _("Tools and log…"), self._show_details, name=_("Tools and log of {name}", name=name)
+        )
+        self.start_button = button(_("Start"), lambda: page.run(self._manager.restart(server.name)))
+        self.edit_button = button(_("Edit…"), lambda: page.edit(server.name), name=_("Edit {name}", name=name))
+        self.remove_button = button(_("Remove…"), self._ask_to_remove, "danger", name=_("Remove {name}", name=name))
+        self.switch.clicked.connect(self._toggle)
         title = ElidedLabel("strong")
         title.set_text(name)
         above = row(title, (self.state, 1), self.switch, spacing=10)
@@ -113,6 +122,33 @@ class ServerRow(QFrame):
         self.start_button.setEnabled(state is not ServerState.STARTING)
         self.start_button.setText(_("Restart") if state in _STARTED else _("Start"))
         self.start_button.setAccessibleName(f"{self.start_button.text()} {safe_prose(server.name)}")
+
+    def _toggle(self) -> None:
+        self._page.run(self._manager.set_enabled(self.server.name, self.server.state is ServerState.OFF))
+
+    def _review(self) -> None:
+        server, run = self.server, self._page.run
+        ask_to_approve_changes(self._page.look, self._page, server, lambda: run(self._manager.approve_tools(server)))
+
+    def _sign_in(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def open_browser(url: str) -> None:  # called in another thread
+            if url.startswith(("http://", "https://")):
+                loop.call_soon_threadsafe(QDesktopServices.openUrl, QUrl(url))
+
+        self._page.run(self._manager.sign_in(self.server.name, open_browser))
+
+    def _show_details(self) -> None:
+        page = self._page
+        window = ServerWindow(page.runtime, page.look, page.panel.runner, self.server.name, page.panel)
+        window.bring_forward()
+
+    def _ask_to_remove(self) -> None:
+        page, name = self._page, self.server.name
+        title = _("Remove the MCP server “{name}”?", name=safe_prose(name))
+        text = _("kvchat also deletes its secrets. Chats that use its tools keep their messages.")
+        confirm(page.panel, title, text, _("Remove"), lambda: page.run(self._manager.remove(name)))
 
 
 class ToolsPage(SettingsPage):
@@ -185,54 +221,20 @@ class ToolsPage(SettingsPage):
             if name in self.rows:
                 self.rows[name].show_server(server)
             else:
-                self.rows[name] = ServerRow(self.look, server)
-                self.rows[name].requested.connect(self._handle_request)
+                self.rows[name] = ServerRow(self, server)
                 self._servers.addWidget(self.rows[name])
         problem = self.manager.problem
         show_text(self.problem_label, str(problem) if problem else "")
         self.empty_label.setVisible(not servers and problem is None)
 
-    def _handle_request(self, request: str, name: str) -> None:
-        server = self.rows[name].server
-        match request:
-            case "approve":
-                self.approve(server)
-            case "review":
-                dialog = ReviewDialog(self.look, self, server)
-                dialog.accepted.connect(lambda: self.run(self.manager.approve_tools(server)))
-                dialog.open()
-            case "sign_in":
-                loop = asyncio.get_running_loop()
-
-                def open_browser(url: str) -> None:  # called in another thread
-                    if url.startswith(("http://", "https://")):
-                        loop.call_soon_threadsafe(QDesktopServices.openUrl, QUrl(url))
-
-                self.run(self.manager.sign_in(name, open_browser))
-            case "details":
-                ServerWindow(self.runtime, self.look, self.panel.runner, name, self.panel).bring_forward()
-            case "restart":
-                self.run(self.manager.restart(name))
-            case "edit":
-                self.edit(name)
-            case "switch":
-                self.run(self.manager.set_enabled(name, server.state is ServerState.OFF))
-            case "remove":
-                title = _("Remove the MCP server “{name}”?", name=safe_prose(name))
-                text = _("kvchat also deletes its secrets. Chats that use its tools keep their messages.")
-                confirm(self.panel, title, text, _("Remove"), lambda: self.run(self.manager.remove(name)))
-
-    def approve(self, server: Server) -> ApproveDialog:
+    def approve(self, server: Server) -> None:
         """Show the exact command line or URL, and start the server if the user approves it."""
 
         async def approve() -> None:
             await self.manager.approve(server)
             await self.manager.start(server.name)
 
-        dialog = ApproveDialog(self.look, self, server)
-        dialog.accepted.connect(lambda: self.run(approve()))
-        dialog.open()
-        return dialog
+        ask_to_approve(self.look, self, server, lambda: self.run(approve()))
 
     def edit(self, name: str) -> EditServerDialog:
         """Open the form for a server, or for a new one if `name` is empty, and then ask for approval."""

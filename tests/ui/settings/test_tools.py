@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLabel, QPushButton
+from PySide6.QtWidgets import QLabel, QPlainTextEdit, QPushButton
 
 from kvchat.chat.turn.tool_calls import Grant
 from kvchat.tools.mcp.foreign import ForeignServers
 from kvchat.tools.mcp.server import ServerState
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings import tools
 from kvchat.ui.settings.mcp_bundles import InstallBundleDialog
-from kvchat.ui.settings.mcp_servers import ApproveDialog, ReviewDialog, ServerWindow, split_command
+from kvchat.ui.settings.mcp_servers import ServerWindow, split_command
 from kvchat.ui.settings.tools import ToolsPage
 from tests.tools.mcp.test_bundles import MANIFEST, write_bundle
 from tests.ui.staged_runtime import StagedRuntime
@@ -48,17 +49,17 @@ async def test_a_server_is_added_shown_approved_and_its_changed_tools_reviewed(
     assert "NAME=VALUE" in form.refusal.text()
     form.values.setPlainText("MODE=test")
     form.save_button.click()
-    await until(lambda: page.findChild(ApproveDialog))
-    first = child(page, ApproveDialog)
-    assert first.launch.toPlainText() == manager.source("faulty").config.launch
-    assert "MODE=test" in first.launch.toPlainText()
-    assert first.cancel_button.isDefault(), "Enter approves nothing"
-    first.cancel_button.click()
+    await until(lambda: page.findChild(ConfirmDialog))
+    first = question(page)
+    launch = child(first, QPlainTextEdit).toPlainText()
+    assert launch == manager.source("faulty").config.launch
+    assert "MODE=test" in launch
+    assert first.keep_button.isDefault(), "Enter approves nothing"
+    first.keep_button.click()
     row = page.rows["faulty"]
     assert manager.source("faulty").server.state is ServerState.NOT_APPROVED
     row.approve_button.click()
-    await until(lambda: any(dialog.isVisible() for dialog in page.findChildren(ApproveDialog)))
-    next(dialog for dialog in page.findChildren(ApproveDialog) if dialog.isVisible()).approve_button.click()
+    question(page).confirm_button.click()
     await until(lambda: row.server.state is ServerState.RUNNING and row.server.tools)
     assert not row.review_button.isVisibleTo(row)
 
@@ -66,9 +67,9 @@ async def test_a_server_is_added_shown_approved_and_its_changed_tools_reviewed(
     await manager.start("faulty")
     assert row.review_button.isVisibleTo(row)
     row.review_button.click()
-    review = child(page, ReviewDialog)
-    assert "Old description: Does echo\nNew description: Deletes everything" in review.changes.toPlainText()
-    review.approve_button.click()
+    changes = child(question(page), QPlainTextEdit).toPlainText()
+    assert "Old description: Does echo\nNew description: Deletes everything" in changes
+    question(page).confirm_button.click()
     await until(lambda: not row.server.pending_tools)
 
     row.details_button.click()
