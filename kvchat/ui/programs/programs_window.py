@@ -95,9 +95,8 @@ class LiveRow(QWidget):
 
 
 class ProgramDetails(QWidget):
-    rule_toggled = Signal(str, bool)  # rule name, enabled
-
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Look, set_rule: Callable[[str, bool], object]) -> None:
+        """`set_rule` turns the rule with this name on or off for the program."""
         super().__init__()
         self._look = look
         self.causes = QGridLayout()
@@ -106,8 +105,8 @@ class ProgramDetails(QWidget):
         self.causes.setColumnStretch(0, 1)
         self._shown_values: object = None
         self.rules = {name: RuleSwitch(look, rule) for name, rule in RULES.items()}
-        for name, switch in self.rules.items():
-            switch.rule_toggled.connect(lambda on, name=name: self.rule_toggled.emit(name, on))
+        for name, rule in self.rules.items():
+            rule.switch.clicked.connect(lambda on, name=name: set_rule(name, on))
         why, mend = label(_("Reasons for reprocessing"), "strong"), label(_("Prompt rewriting"), "strong")
         self._rewriting = QWidget()
         column(8, mend, *self.rules.values(), on=self._rewriting, spacing=6, margins=0)
@@ -150,13 +149,10 @@ class ProgramDetails(QWidget):
 
 
 class RuleSwitch(Entry):
-    rule_toggled = Signal(bool)
-
     def __init__(self, look: Look, rule: Rule) -> None:
         self._description = _(rule.description)
         self.switch = Switch(look, _(rule.title), self._description)
         super().__init__(_(rule.title), self._description, self.switch)
-        self.switch.clicked.connect(self.rule_toggled)
 
     @property
     def on(self) -> bool:
@@ -203,10 +199,9 @@ class ProgramsWindow(Panel):
         self.settings_button = button(_("Settings…"), self.settings_requested, "link", name=_("API server settings"))
         self.live_rows = LiveRows(look, self._label_of)
         self.list = RowList(look, _("Connected apps"))
-        self.details = ProgramDetails(look)
+        self.details = ProgramDetails(look, self._set_rule)
         self.requests = LastRequests(look)
         self.list.current_changed.connect(self._show_current)
-        self.details.rule_toggled.connect(self._set_rule)
         look.changed.connect(self._fit)
         self.empty_page, self.server_off_page, self._page = QWidget(), QWidget(), ScrollPage("settingsPage")
         off = label(_("The API server is off."), wraps=True)

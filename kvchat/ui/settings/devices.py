@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QTimer
-from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QWidget
+import segno
+from PySide6.QtCore import QRectF, QSize, Qt, QTimer
+from PySide6.QtGui import QColor, QHideEvent, QPainter, QPaintEvent, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import program_of
@@ -26,12 +27,13 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import CopyButton
 from kvchat.ui.widgets.layouts import ElidedLabel, flow
-from kvchat.ui.widgets.qr_code import QrCode
 
 if TYPE_CHECKING:
     from kvchat.gateway.devices.device_list import Device
 
 _TICK_MS = 1000
+_QUIET_ZONE = 4  # modules of light border, as ISO 18004 requires
+_MODULE = 5  # pixels of a module at 100 % text
 _HOW_TO_PAIR = N_(
     "In kvchat on your other computer, open Settings, Engine. Choose this computer or enter its address, "
     "then enter this code."
@@ -238,3 +240,43 @@ class PairingDialog(Question):
     def _hide_code(self) -> None:
         if self.is_valid:  # else another code has replaced it
             self._sharing.hide_code()
+
+
+class QrCode(QWidget):
+    """A QR code of a link, dark on light in every theme, because not every camera reads an inverted one."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._rows: tuple[bytearray, ...] = ()
+        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName(_("QR code"))
+        look.changed.connect(self.updateGeometry)
+
+    @property
+    def has_code(self) -> bool:
+        return bool(self._rows)
+
+    def show_text(self, text: str) -> None:
+        """Show the code of a text, or nothing if it is empty."""
+        self._rows = segno.make(text, micro=False).matrix if text else ()
+        self.setAccessibleDescription(text)
+        self.updateGeometry()
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        side = self._look.px(_MODULE) * (len(self._rows) + 2 * _QUIET_ZONE)
+        return QSize(side, side)
+
+    def minimumSizeHint(self) -> QSize:
+        return self.sizeHint()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        module = self.width() / (len(self._rows) + 2 * _QUIET_ZONE)
+        with QPainter(self) as painter:
+            painter.fillRect(self.rect(), QColor(Qt.GlobalColor.white))
+            for y, row in enumerate(self._rows):
+                for x, is_dark in enumerate(row):
+                    if is_dark:
+                        place = QRectF((x + _QUIET_ZONE) * module, (y + _QUIET_ZONE) * module, module, module)
+                        painter.fillRect(place, QColor(Qt.GlobalColor.black))

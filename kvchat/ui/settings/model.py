@@ -42,7 +42,8 @@ class ModelPage(SettingsPage):
         self.retest_button = button(_("Try again"), lambda: self.run(runtime.retest_restoring()), name=name, tip=tip)
         self.restoring = self.add(Entry(_("Chat memory"), "", self.retest_button))
         self.add_settings(through="slots")
-        self.memory = self.add(MemoryEntry(look))
+        self._charts, help = MemoryCharts(look), _("Memory for weights, KV cache and buffers.")
+        self.memory = self.add(Entry(_("Memory use"), help, self._charts, is_wide=True))
         self.add_settings()
 
     def refresh(self) -> None:
@@ -56,19 +57,10 @@ class ModelPage(SettingsPage):
         reason = join_sentences(engine.context_reason, engine.context_warning)
         about = SETTING_INFO["context_size"]
         self.settings["context_size"].set_help("\n\n".join(part for part in (_(about.help), reason) if part))
-        self.memory.show_memory(engine.memory_uses)
-
-
-class MemoryEntry(Entry):
-    def __init__(self, look: Look) -> None:
-        self._charts = MemoryCharts(look)
-        super().__init__(_("Memory use"), _("Memory for weights, KV cache and buffers."), self._charts, is_wide=True)
-
-    def show_memory(self, bars: Sequence[MemoryUse]) -> None:
-        self.setVisible(bool(bars))
-        is_measured = any(bar.measured for bar in bars)
-        self.set_help(_("As reported by the engine.") if is_measured else _("Estimated before loading."))
-        self._charts.show_memory(bars)
+        is_measured = any(bar.measured for bar in engine.memory_uses)
+        self.memory.setVisible(bool(engine.memory_uses))
+        self.memory.set_help(_("As reported by the engine.") if is_measured else _("Estimated before loading."))
+        self._charts.show_memory(engine.memory_uses)
 
 
 class MemoryCharts(QWidget):

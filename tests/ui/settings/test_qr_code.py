@@ -5,7 +5,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.settings import Settings
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.qr_code import QrCode
+from kvchat.ui.settings.devices import QrCode
 
 LINK = "https://192.168.1.23:8738/pair#abcdefghijklmnopqrstuv"
 
