@@ -148,9 +148,8 @@ class _Reduction:
 
 
 class ContextService:
-    def __init__(self, turn_context: TurnContext, on_slot_changed: Callable[[], None]) -> None:
-        """`on_slot_changed` is called after a chat was reduced, or the attempt failed."""
-        self._turn_context, self._on_slot_changed = turn_context, on_slot_changed
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
         self._branch_count: tuple[object, int] | None = None  # the last counted branch and its tokens
         self._document_counts: dict[tuple[str, str, bool], _TokenCount] = {}  # by model, file hash, and if looked up
 
@@ -328,7 +327,7 @@ class ContextService:
                 reserve = engine.reserve(sampling.max_tokens)
                 yield _Reduction(slot, engine, chosen, sampling, branch, sizes, reserve)
         finally:
-            self._on_slot_changed()
+            turn_context.on_slot_changed()  # also if the attempt failed
 
     async def _count_document(self, engine: ReadyEngine, attachment: Attachment) -> _TokenCount:
         if attachment.data and not engine.has_vision:

@@ -157,15 +157,15 @@ class ChatService:
         turn_context.background = self._background = BackgroundTasks(self.title_generator.on_busy_changed)
         self.forecasts, self.read_ahead = Forecasts(turn_context), ReadAhead(turn_context)
         self.finder = ChatSearch(turn_context)
-        turn_context.is_answering = self.is_answering
-        self.context = ContextService(turn_context, on_slot_changed=self.read_ahead.start)
+        turn_context.is_answering, turn_context.on_slot_changed = self.is_answering, self.read_ahead.start
+        self.context = ContextService(turn_context)
         self.options = OptionsService(turn_context)
         self.lookup = Lookup(turn_context, self.context)
         self.tool_choice = ToolChoice(turn_context)
-        self.turns = Turns(turn_context, self.context, self.lookup, on_slot_changed=self.read_ahead.start)
+        self.turns = Turns(turn_context, self.context, self.lookup)
         self.recently_deleted = RecentlyDeleted(turn_context, self.finder, self._stop_work)
-        self.library = Library(turn_context, self.recently_deleted.purge, on_slot_changed=self.read_ahead.start)
-        self.memory_verifier = MemoryVerifier(turn_context, on_slot_changed=self.read_ahead.start)
+        self.library = Library(turn_context, self.recently_deleted.purge)
+        self.memory_verifier = MemoryVerifier(turn_context)
 
     @property
     def answering_chats(self) -> tuple[str, ...]:

@@ -71,6 +71,7 @@ class TurnContext:
     prepare_picture: Callable[[str, bytes], Attachment] = picture_attachment  # the window decodes it
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     is_answering: Callable[[str], bool] = lambda conversation_id: False
+    on_slot_changed: Callable[[], None] = lambda: None  # called when the contents of a slot may have changed
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.store)

@@ -99,9 +99,9 @@ PurgeMemory = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
 class Library:
     """Prepared document sets. Event-loop thread only. All methods raise KvchatError."""
 
-    def __init__(self, turn_context: TurnContext, purge: PurgeMemory, on_slot_changed: Callable[[], object]) -> None:
-        """`purge` deletes an owner's saved states; `on_slot_changed` is called after a slot was used."""
-        self._turn_context, self._purge, self._on_slot_changed = turn_context, purge, on_slot_changed
+    def __init__(self, turn_context: TurnContext, purge: PurgeMemory) -> None:
+        """`purge` deletes an owner's saved states."""
+        self._turn_context, self._purge = turn_context, purge
         self.processing: dict[str, ProcessingTask] = {}  # by id
 
     async def all(self) -> list[PreparedSet]:
@@ -156,7 +156,7 @@ class Library:
             del self.processing[prepared.id]
             if refused:
                 await self.remove(prepared)
-            self._on_slot_changed()
+            self._turn_context.on_slot_changed()
             self._turn_context.publish(LibraryChanged())
 
     async def cancel(self, prepared: PreparedSet) -> None:

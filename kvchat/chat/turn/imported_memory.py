@@ -48,9 +48,8 @@ class VerificationError(KvchatError):
 class MemoryVerifier:
     """Tests and verifies imported memory, chat by chat. Event-loop thread only."""
 
-    def __init__(self, turn_context: TurnContext, on_slot_changed: Callable[[], None]) -> None:
-        """`on_slot_changed` is called when the contents of a slot may have changed."""
-        self._turn_context, self._on_slot_changed = turn_context, on_slot_changed
+    def __init__(self, turn_context: TurnContext) -> None:
+        self._turn_context = turn_context
         self._postponed: set[str] = set()  # chats not retried when idle
         self._in_progress: set[str] = set()  # chats being verified
 
@@ -134,7 +133,7 @@ class MemoryVerifier:
                 slot.forget()  # erased before its next use
         await slots.writer.run(turn_context.store.inventory.delete_imported, conversation_id)
         turn_context.publish(ConversationsChanged())
-        self._on_slot_changed()
+        turn_context.on_slot_changed()
 
     async def _process_chat(
         self, conversation_id: str, max_ms: float, slot: Slot, should_continue: Callable[[], bool]

@@ -5,7 +5,7 @@ One turn per slot, and at most one per conversation. Shared by the window, `ask`
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -77,11 +77,8 @@ def select_question(
 class Turns:
     """Starts, stops and tracks turns. Event-loop thread only."""
 
-    def __init__(
-        self, turn_context: TurnContext, context: ContextService, lookup: Lookup, on_slot_changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, turn_context: TurnContext, context: ContextService, lookup: Lookup) -> None:
         self._turn_context, self._context, self._lookup = turn_context, context, lookup
-        self._on_slot_changed = on_slot_changed
         self._turns: list[Turn] = []  # until their saves end
         self.tool_calls = ToolCalls(turn_context)
 
@@ -153,7 +150,7 @@ class Turns:
                         elif not turn.is_stopped:
                             await turn.run_until_stopped(stack.enter_async_context(place))
                         await turn.run(done, self.tool_calls.run)
-                    self._on_slot_changed()
+                    turn_context.on_slot_changed()
                     if turn.is_answered:
                         break
                 await turn_context.absorb()

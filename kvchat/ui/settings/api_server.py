@@ -136,10 +136,6 @@ class ApiServerPage(SettingsPage):
         self._show_key(False)
         self.app_name.clear()
 
-    def showEvent(self, event: Any) -> None:
-        super().showEvent(event)
-        self.refresh()
-
     def show_url(self, url: str | None) -> None:
         self.address.setText(url or "")
         self.copy_address_button.setEnabled(url is not None)

@@ -81,10 +81,6 @@ class DevicesPage(SettingsPage):
         if self.isVisible():
             self.run(self._load())
 
-    def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
-        self.refresh()
-
     async def _load(self) -> None:
         """Load the devices and the size of their memory."""
         await self._sharing.load()

@@ -88,9 +88,8 @@ class EnginePage(SettingsPage):
             self._search()
 
     def showEvent(self, event: Any) -> None:
-        super().showEvent(event)
         self._searched_with = ()
-        self.refresh()
+        super().showEvent(event)
         self.run(self._load_computer())
         self.computer.start_searching()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QKeySequence
+from PySide6.QtGui import QKeySequence, QShowEvent
 from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.runtime import Runtime
@@ -90,15 +90,17 @@ class SettingsPage(ScrollPage):
         self.panel.run(coroutine)
 
     def change(self, name: str, value: Any) -> None:
-        self.apply(replace(self.runtime.settings, **{name: value}))
-
-    def apply(self, settings: Settings) -> None:
+        settings = replace(self.runtime.settings, **{name: value})
         if settings != self.runtime.settings:
             self.run(self.runtime.apply_settings(settings))
 
     async def validation_error(self, name: str, text: str) -> str:
         """Return why a text setting cannot have this text, or ""."""
         return await self.runtime.engines.validation_error(name, text)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.refresh()
 
     def refresh(self) -> None:
         for entry in self.entries:

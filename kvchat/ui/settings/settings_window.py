@@ -151,7 +151,7 @@ class SettingsWindow(Panel):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._refresh()
+        self.pending.setVisible(self._runtime.engine.restart_pending)
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)

@@ -184,7 +184,6 @@ class ToolsPage(SettingsPage):
 
     def showEvent(self, event: Any) -> None:
         super().showEvent(event)
-        self.refresh()
         self.run(self._load())
 
     async def validation_error(self, name: str, text: str) -> str:
