@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import importlib
-import linecache
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -85,7 +83,6 @@ class Application:
         await self._window.start()
         state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
         self._window.runner.start(watch_updates(state, wanted, self._window.notices.notify_new_version))
-        importlib.reload(linecache)  # see kvchat.__main__
         gc.freeze()  # else each full collection would scan all Qt classes and block the app
         self._tidying.timeout.connect(collect_garbage)
         self._tidying.start()

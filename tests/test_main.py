@@ -100,3 +100,9 @@ def test_engine_child_imports_no_app_code_and_parent_guard_runs_the_command(head
     assert "import 'kvchat.errors'" not in ended.stderr
     ended = run_kvchat("--parent-guard", "kernel", str(os.getpid()), "sh", "-c", "exit 7", environment=headless)
     assert ended.returncode == 7
+
+
+def test_pyside_still_has_the_search_that_the_start_turns_off():
+    import PySide6  # noqa: F401
+
+    assert sys.modules["PySide6.support.feature"]._mod_uses_pyside(sys.modules[__name__])
