@@ -2,17 +2,14 @@
 
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from PySide6.QtWidgets import QFileDialog
 
 from kvchat.tools.mcp import connection
-from kvchat.tools.mcp.server import Prompt
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.from_servers import ServerAttachmentsDialog
-from tests.reference_servers import server_entry
 from tests.tools.mcp.conftest import FAULTY_SERVER
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
@@ -34,10 +31,15 @@ def faulty(mode: str) -> dict[str, Any]:
 async def dialog(runtime: StagedRuntime, window: MainWindow) -> AsyncIterator[ServerAttachmentsDialog]:
     await add(runtime, "docs", faulty("attachments"))
     await until(lambda: runtime.mcp_servers.attachment_sources)
+    yield await opened(window)
+    await runtime.mcp_servers.close()
+
+
+async def opened(window: MainWindow) -> ServerAttachmentsDialog:
+    """Open the dialog and wait for its list."""
     dialog = window.attachments.choose_from_servers()
     await until(lambda: len(dialog.list.rows) == 9)
-    yield dialog
-    await runtime.mcp_servers.close()
+    return dialog
 
 
 def choose(dialog: ServerAttachmentsDialog, title: str) -> None:
@@ -68,8 +70,7 @@ async def test_resources_become_attachments(window: MainWindow, dialog: ServerAt
     await until(lambda: window.findChild(ServerAttachmentsDialog) is None)
     [guide] = window.composer.chips.attachments
     assert (guide.name, guide.text) == ("docs: guide.md", "# About docs://guide.md")
-    dialog = window.attachments.choose_from_servers()
-    await until(lambda: len(dialog.list.rows) == 9)
+    dialog = await opened(window)
     choose(dialog, "Note")
     dialog.use_button.click()
     assert dialog.refusal.text() == "“id” is required."
@@ -78,8 +79,7 @@ async def test_resources_become_attachments(window: MainWindow, dialog: ServerAt
     await until(lambda: len(window.composer.chips.attachments) == 2)
     assert window.composer.chips.attachments[1].text == "# About docs://note/a%2Fb"
     for title in ("logo.png", "program"):
-        dialog = window.attachments.choose_from_servers()
-        await until(lambda dialog=dialog: len(dialog.list.rows) == 9)
+        dialog = await opened(window)
         choose(dialog, title)
         dialog.use_button.click()
         await until(lambda: window.findChild(ServerAttachmentsDialog) is None)
@@ -101,8 +101,7 @@ async def test_prompts_go_into_the_draft(
     dialog.fields["person"].returnPressed.emit()
     await until(lambda: window.findChild(ServerAttachmentsDialog) is None)
     assert window.composer.draft == "Please: Hi {'person': 'Ann'}"
-    dialog = window.attachments.choose_from_servers()
-    await until(lambda: len(dialog.list.rows) == 9)
+    dialog = await opened(window)
     choose(dialog, "picture")
     dialog.use_button.click()
     await until(lambda: window.composer.chips.attachments)
@@ -129,34 +128,3 @@ async def test_a_slow_or_crashed_server_is_reported(
     dialog.close()
     await until(lambda: not window.runner._tasks)
     assert not window.composer.chips.attachments
-
-
-@pytest.mark.slow
-async def test_reference_servers(
-    runtime: StagedRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(connection, "START_TIMEOUT_S", 300.0)  # they take seconds to start
-    await add(runtime, "everything", server_entry("everything"))
-    await add(runtime, "time", server_entry("time"))
-    manager = runtime.mcp_servers
-    await until(lambda: manager.attachment_sources)
-    assert [source.id for source in manager.attachment_sources] == ["everything"]
-    dialog = window.attachments.choose_from_servers()
-    await until(lambda: not dialog._listing)
-    with_arguments = next(
-        row for row in dialog.list.rows if isinstance(item := row.value[1], Prompt) and item.arguments
-    )
-    dialog.list.select(with_arguments.value)
-    for field in dialog.fields.values():
-        field.setText("Berlin")
-    dialog.use_button.click()
-    await until(lambda: window.findChild(ServerAttachmentsDialog) is None)
-    assert "Berlin" in window.composer.draft
-    dialog = window.attachments.choose_from_servers()
-    await until(lambda: not dialog._listing)
-    dialog.filter.setText("features.md")
-    dialog.use_button.click()
-    await until(lambda: window.composer.chips.attachments)
-    assert window.composer.chips.attachments[0].name == "everything: features.md"
-    assert window.composer.chips.attachments[0].text
-    await manager.close()
