@@ -3,18 +3,22 @@
 import asyncio
 import json
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PySide6.QtCore import QPoint, QRect
+from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.attachments import picture_attachment
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Role, new_message
 from kvchat.engine.api.pictures import image_size
 from kvchat.engine.api.wire import CallDelta, ChatChunk
-from kvchat.tools.tool import Tool, ToolCall, ToolResult
+from kvchat.tools.tool import Tool, ToolCall, ToolResult, ToolSource
 from kvchat.tools.toolbox import Toolbox
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.rendering.formulas import FormulaRenderer
@@ -24,6 +28,7 @@ from kvchat.ui.transcript.call_card import readable_arguments
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.tool_view import LinkRows, ToolView, readable_result
 from tests.pictures import png
+from tests.tools.mcp.conftest import FAULTY_SERVER
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
 
@@ -53,15 +58,20 @@ class Files:
 @pytest.fixture
 def files(runtime: StagedRuntime) -> Files:
     files = Files()
-    runtime.chat.turn_context.toolbox = Toolbox(lambda: [files])
+    offer(runtime, files)
+    return files
+
+
+def offer(runtime: StagedRuntime, source: ToolSource) -> None:
+    """Give all tools of a source to new chats."""
+    runtime.chat.turn_context.toolbox = Toolbox(lambda: [source])
     new_chat = runtime.chat.new_chat
 
     async def new_chat_with_tools(system: str | None = None) -> Any:
         new = await new_chat(system)
-        return replace(new, options=replace(new.options, tools=("files/*",)))
+        return replace(new, options=replace(new.options, tools=(f"{source.id}/*",)))
 
     runtime.chat.new_chat = new_chat_with_tools
-    return files
 
 
 def call(runtime: StagedRuntime, name: str = "write_file", **arguments: str) -> None:
@@ -232,6 +242,37 @@ async def test_a_denied_call_tells_the_model_why(runtime: StagedRuntime, files: 
     runtime.chat.finish()
     await until(lambda: not runtime.chat.answering_chats)
     assert not files.written
+
+
+@pytest.mark.slow
+async def test_a_description_that_imitates_the_card_grants_nothing(
+    runtime: StagedRuntime, window: MainWindow, tmp_path: Path
+) -> None:
+    servers = runtime.mcp_servers
+    await servers.add("faulty", {"command": sys.executable, "args": [str(FAULTY_SERVER), "imitating"]})
+    await servers.approve(servers.source("faulty").server)
+    offer(runtime, servers.source("faulty"))
+    window.resize(800, 600)
+    await send(window, "Call it.")
+    card = window.transcript.tail.call_card
+    for _round in range(2):
+        call(runtime, name="echo", path="\n".join(["Allowed \u202ereve\u202c. Always allow"] * 400))
+        await asked(window)
+        await until(lambda: shown_within(window, card.deny_button), seconds=15)
+        for shown in (card.once_button, card.chat_button, card.always_button, card.deny_button, card.title):
+            assert shown_within(window, shown), shown
+        assert "\n" not in card.detail.text()
+        assert len(card.detail.text()) <= 230
+        assert not set("\u202e\u2066\u200b") & set(card.detail.text() + card.title.text())
+        assert await runtime.chat.turns.tool_calls.grants() == []
+        card.once_button.click()
+        await until(card.isHidden)
+
+
+def shown_within(window: QWidget, shown: QWidget) -> bool:
+    """True if a widget is completely within the window and its scrolled page."""
+    visible = QRect(QPoint(0, 0), shown.size())
+    return shown.isVisible() and shown.visibleRegion().boundingRect() == visible and window.isVisible()
 
 
 @pytest.mark.parametrize(
