@@ -4,7 +4,8 @@ Texts from servers are untrusted and shown as plain text. Nothing is sent.
 """
 
 import asyncio
-from dataclasses import dataclass
+import mimetypes
+from pathlib import PurePath
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QLineEdit, QWidget
@@ -25,19 +26,9 @@ from kvchat.ui.widgets.lists import Row, RowList, Tone
 _LAYOUT_MS = 50  # until the list has its new height
 
 
-@dataclass(frozen=True)
-class Content:
-    """Content of a server to attach under `name`. The end of its URI or its media type gives the format."""
-
-    name: str
-    uri_name: str
-    media_type: str
-    data: bytes
-
-
 class ServerAttachmentsDialog(Panel):
     text_chosen = Signal(str)  # of a prompt, for the draft
-    contents_chosen = Signal(list)  # Contents to attach
+    contents_chosen = Signal(list)  # names and bytes of contents to attach
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget) -> None:
         title = _("Attach from an MCP server")
@@ -182,7 +173,9 @@ class ServerAttachmentsDialog(Panel):
         QTimer.singleShot(_LAYOUT_MS, self, lambda: self.list.scrollTo(self.list.currentIndex()))
 
 
-def _content(server: str, item: Prompt | Resource | None, attachment: Attachment) -> Content:
-    """Name the attachment after its server and `item`, or else after its own URI."""
+def _content(server: str, item: Prompt | Resource | None, attachment: Attachment) -> tuple[str, bytes]:
+    """Return a name and the data. The name is that of `item` or else of the URI, with the suffix of its format."""
     title = item.title if item is not None and not (isinstance(item, Resource) and item.arguments) else attachment.name
-    return Content(f"{server}: {title}", attachment.name, attachment.media_type, attachment.content)
+    suffix = PurePath(attachment.name).suffix or mimetypes.guess_extension(attachment.media_type) or ""
+    is_named = title.lower().endswith(suffix.lower())
+    return f"{server}: {title}{'' if is_named else suffix}", attachment.content

@@ -4,10 +4,9 @@ An attachment belongs to the chat that was open when the user added it, even if 
 """
 
 import asyncio
-import mimetypes
 import re
 from collections.abc import Coroutine, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Protocol
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Signal
@@ -20,7 +19,7 @@ from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _
-from kvchat.ui.attachments.from_servers import Content, ServerAttachmentsDialog
+from kvchat.ui.attachments.from_servers import ServerAttachmentsDialog
 from kvchat.ui.attachments.pictures import prepare_image, prepare_picture, take_screenshot
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -89,10 +88,10 @@ class AttachmentLoader(QObject):
             else:
                 self._load(path.name, asyncio.to_thread(_read, path))
 
-    def load_contents(self, contents: Sequence[Content]) -> None:
-        """Attach contents of MCP servers like files."""
-        for content in contents:
-            self._load(content.name, asyncio.to_thread(_prepare_content, content))
+    def load_contents(self, contents: Sequence[tuple[str, bytes]]) -> None:
+        """Attach named contents of MCP servers like files."""
+        for name, data in contents:
+            self._load(name, asyncio.to_thread(_prepare, name, data))
 
     def _choose(self) -> None:
         """Open the file dialog, or a menu if MCP servers offer something to attach."""
@@ -217,13 +216,6 @@ def _chosen_files(shown: Path, names: Sequence[str], paths: list[Path]) -> list[
 def _read(path: Path) -> Attachment:
     """Read a document or a picture to attach. Raises AttachmentError."""
     return _prepare(path.name, read_bytes(path))
-
-
-def _prepare_content(content: Content) -> Attachment:
-    """Prepare a server's content under a name with the suffix of its format. Raises AttachmentError."""
-    suffix = PurePath(content.uri_name).suffix or mimetypes.guess_extension(content.media_type) or ""
-    is_named = content.name.lower().endswith(suffix.lower())
-    return _prepare(content.name if is_named else content.name + suffix, content.data)
 
 
 def _prepare(name: str, data: bytes) -> Attachment:
