@@ -17,7 +17,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.markdown import Code, plain_blocks
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
-from kvchat.ui.transcript.footer import Action, MessageActions, MessageRequest, RequestKind
+from kvchat.ui.transcript.footer import Action, MessageActions, MessageRequest, ReplyFooter, RequestKind
 from kvchat.ui.transcript.parts import MAX_HEIGHT, Part, Row
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton
 
@@ -153,6 +153,7 @@ class MessageView(QWidget):
     @property
     def action_row(self) -> MessageActions | None:
         last = self.rows[-1].widget if self.rows else None
+        last = last.action_row if isinstance(last, ReplyFooter) else last
         return last if isinstance(last, MessageActions) else None
 
     @property

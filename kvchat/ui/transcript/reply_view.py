@@ -52,10 +52,6 @@ class ReplyView(MessageView):
         return self.footer.receipt if self.footer is not None else None
 
     @property
-    def action_row(self) -> MessageActions | None:
-        return self.footer.action_row if self.footer is not None else None
-
-    @property
     def is_streaming(self) -> bool:
         return self.message.state is MessageState.STREAMING
 

@@ -3,17 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from PySide6.QtCore import QEvent, QObject, QPoint, Qt
-from PySide6.QtGui import QContextMenuEvent
+from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, Qt
+from PySide6.QtGui import QContextMenuEvent, QEnterEvent
 from PySide6.QtWidgets import QApplication, QMenu, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.attachments import document_from_text
 from kvchat.chat.record.messages import Role
 from kvchat.text.search import parse_query
+from kvchat.tools.tool import ToolCall
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.rendering.text_page import ask_to_open
-from kvchat.ui.transcript.footer import MessageRequest, RequestKind
+from kvchat.ui.transcript.footer import MessageActions, MessageRequest, RequestKind
 from kvchat.ui.transcript.message_view import ToggleRow, UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
@@ -21,6 +22,7 @@ from tests.ui.reading import a_message
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
 from tests.ui.transcript.test_transcript import page
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 __all__ = ["page"]
 LEFT = Qt.MouseButton.LeftButton
@@ -96,6 +98,15 @@ def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: T
     click_receipt(page, qtbot, "c")
     qtbot.waitUntil(lambda: bar.value() == bar.maximum())
     assert top("c") + page.views["c"].height() < page.viewport().height(), "the last one's details are in sight"
+
+
+def test_actions_of_a_reply_that_calls_a_tool_show_under_the_pointer(page: Transcript) -> None:
+    reply = replace(a_message("b", Role.ASSISTANT, "I look."), calls=(ToolCall("1", "look", "{}"),))
+    page.show_conversation([a_message("q", Role.USER, "Which?"), reply, a_message("a", Role.ASSISTANT, "This.")])
+    actions = child(page.views["b"], MessageActions)
+    assert not actions.is_shown
+    QApplication.sendEvent(page.views["b"], QEnterEvent(*[QPointF(3, 3)] * 3))
+    assert actions.is_shown
 
 
 @pytest.mark.parametrize("place", ["its text", "beside its text", "a key"])
