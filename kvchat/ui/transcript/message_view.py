@@ -117,7 +117,7 @@ class ToggleRow(QWidget):
 class MessageView(QWidget):
     """A message. It contains the widgets of its parts near the viewport, which the column creates and places.
 
-    A subclass lists the parts in `message_parts`, and `create_part` makes the widgets of those it adds.
+    A subclass lists the parts in `message_parts`.
     """
 
     accessible_role = QAccessible.Role.Grouping
@@ -144,7 +144,8 @@ class MessageView(QWidget):
 
     @property
     def parts(self) -> Sequence[Part]:
-        return self.message_parts() if self.editor is None else [Part(MessageEditor)]
+        editor = self.editor
+        return self.message_parts() if editor is None else [Part(MessageEditor, make=lambda: editor)]
 
     @property
     def texts(self) -> list[QTextEdit]:
@@ -167,27 +168,32 @@ class MessageView(QWidget):
         raise NotImplementedError
 
     def create_part(self, part: Part) -> QWidget:
+        if part.make is not None:
+            return part.make()
         if part.widget_class is CodeView:
             block = part.blocks[0]
             assert isinstance(block, Code)
             code = CodeView(self.page_style, block.language, part.state, self)
             code.body.grown.connect(self.changed)
             return code
-        if issubclass(part.widget_class, TextPage):
-            page = part.widget_class(self.page_style, self._name, self)
-            page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
-            return page
-        if part.widget_class is ChipRows:
-            chips = ChipRows(self.page_style.look)
-            chips.show_attachments(part.state, removable=False)
-            return chips
-        if part.widget_class is MessageActions:
-            look, switch = self.page_style.look, partial(self._request, RequestKind.SWITCH)
-            actions = MessageActions(look, self.message, self.message_actions(), switch)
-            actions.is_last, actions.is_hovered = self.is_last, self.underMouse()
-            return actions
-        assert self.editor is not None
-        return self.editor
+        assert issubclass(part.widget_class, TextPage)
+        page = part.widget_class(self.page_style, self._name, self)
+        page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
+        return page
+
+    def make_chips(self) -> ChipRows:
+        chips = ChipRows(self.page_style.look)
+        chips.show_attachments(self.message.attachments, removable=False)
+        return chips
+
+    def make_actions(self) -> MessageActions:
+        look, switch = self.page_style.look, partial(self._request, RequestKind.SWITCH)
+        actions = MessageActions(look, self.message, self.message_actions(), switch)
+        actions.is_last, actions.is_hovered = self.is_last, self.underMouse()
+        return actions
+
+    def make_muted_page(self, name: str) -> TextPage:
+        return TextPage(self.page_style.with_muted_text(), name, self)
 
     def part_box(self, part: Part, width: int) -> tuple[int, int]:
         """Return the left edge and the width of a part in a message of this width."""
@@ -263,7 +269,7 @@ class UserView(MessageView):
         message, is_folded = self.message, self._is_long and self.is_folded
         parts: list[Part] = []
         if message.attachments:
-            parts.append(Part(ChipRows, state=message.attachments, is_framed=True))
+            parts.append(Part(ChipRows, state=message.attachments, is_framed=True, make=self.make_chips))
         if message.content.strip() or not message.attachments:
             gap, max_height = _BELOW_CHIPS if parts else 0, self._folded_height if is_folded else MAX_HEIGHT
             for block in self._blocks[:1] if is_folded else self._blocks:
@@ -274,9 +280,10 @@ class UserView(MessageView):
             text, arrow = (_("Show all"), "▾") if is_folded else (_("Show less"), "▴")
             if is_folded and lines > _FOLD_FROM:
                 text = plural(lines, "Show all, {count} line", "Show all, {count} lines")
-            parts.append(Part(ToggleRow, state=(text, arrow, text), is_framed=True))
+            make = partial(ToggleRow, "link", self._toggle_fold)
+            parts.append(Part(ToggleRow, state=(text, arrow, text), is_framed=True, make=make))
         parts[0] = replace(parts[0], gap=_BUBBLE_TOP)
-        return [*parts, Part(MessageActions, gap=_BUBBLE_BOTTOM)]
+        return [*parts, Part(MessageActions, gap=_BUBBLE_BOTTOM, make=self.make_actions)]
 
     def message_actions(self) -> list[Action]:
         delete = lambda: self._request(RequestKind.DELETE)  # noqa: E731
@@ -292,11 +299,6 @@ class UserView(MessageView):
         natural = max(self._natural_width, self.chips.sizeHint().width() if self.chips is not None else 0)
         own = min(natural, self._max_text_width(width))
         return _BUBBLE_X if self.isRightToLeft() else width - _BUBBLE_X - own, own
-
-    def create_part(self, part: Part) -> QWidget:
-        if part.widget_class is ToggleRow:
-            return ToggleRow("link", self._toggle_fold)
-        return super().create_part(part)
 
     def unfold(self) -> None:
         if self.is_folded:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape, unescape
 from itertools import groupby
@@ -40,6 +40,7 @@ class Part:
     indent: int = 0  # pixels beside it
     is_framed: bool = False  # in the bubble of a question, or beside the line that marks thinking
     max_height: int = MAX_HEIGHT
+    make: Callable[[], QWidget] | None = field(default=None, compare=False)  # None: a page or code in the usual style
 
     @cached_property
     def text(self) -> str:

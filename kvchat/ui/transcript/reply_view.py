@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from PySide6.QtCore import QMargins, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
@@ -68,20 +69,21 @@ class ReplyView(MessageView):
                 title = _("Reasoning") if ms is None else _("Thought for {ms}", ms=format_rough_duration(ms / 1000))
             arrow = "▾" if is_open else "◂" if self.isRightToLeft() else "▸"
             name = join_list((title, _("expanded") if is_open else _("collapsed")))
-            parts.append(Part(ToggleRow, state=(title, arrow, name)))
-            blocks = plain_blocks(self.thinking.strip("\n")) if is_open else ()
-            parts += [
-                Part(TextPage, (block,), gap=0 if i else _QUOTE_GAP, is_framed=True) for i, block in enumerate(blocks)
-            ]
+            toggle = partial(ToggleRow, "quiet", self._toggle_thinking)
+            parts.append(Part(ToggleRow, state=(title, arrow, name), make=toggle))
+            page = partial(self.make_muted_page, _("Thinking"))
+            for i, block in enumerate(plain_blocks(self.thinking.strip("\n")) if is_open else ()):
+                parts.append(Part(TextPage, (block,), gap=0 if i else _QUOTE_GAP, is_framed=True, make=page))
         if parts and self._text_parts:
             parts.append(replace(self._text_parts[0], gap=_PART_GAP))
         parts += self._text_parts[bool(parts) :]
         if not self.is_streaming and not self.unparsed_share:
             message = self.message
             state_shown = message.state, message.receipt, message.siblings, self.is_last, self._steps
-            is_end = self.is_last or not message.calls  # the turn's footer is below its last reply
-            if is_end or parts:
-                parts.append(Part(ReplyFooter if is_end else MessageActions, state=state_shown, gap=_PART_GAP))
+            if self.is_last or not message.calls:
+                parts.append(Part(ReplyFooter, state=state_shown, gap=_PART_GAP, make=self._make_footer))
+            elif parts:  # the turn's footer is below its last reply
+                parts.append(Part(MessageActions, state=state_shown, gap=_PART_GAP, make=self.make_actions))
         return parts
 
     def message_actions(self) -> list[Action]:
@@ -98,15 +100,6 @@ class ReplyView(MessageView):
             asking_for(RequestKind.DELETE, "trash", _("Delete the reply and everything after it")),
         ]
         return [action for action in actions if not self.is_streaming and (self.is_last or action.glyph != "go-on")]
-
-    def create_part(self, part: Part) -> QWidget:
-        if part.widget_class is ToggleRow:
-            return ToggleRow("quiet", self._toggle_thinking)
-        if part.is_framed:
-            return TextPage(self.page_style.with_muted_text(), _("Thinking"), self)
-        if part.widget_class is ReplyFooter:
-            return self._create_footer()
-        return super().create_part(part)
 
     def part_box(self, part: Part, width: int) -> tuple[int, int]:
         if not part.is_framed:
@@ -169,10 +162,8 @@ class ReplyView(MessageView):
         self._is_thinking_open = not self._is_thinking_open
         self.toggled.emit()
 
-    def _create_footer(self) -> ReplyFooter:
-        look, retry = self.page_style.look, self.retry_requested
-        actions = super().create_part(Part(MessageActions))
-        assert isinstance(actions, MessageActions)
+    def _make_footer(self) -> ReplyFooter:
+        look, actions, retry = self.page_style.look, self.make_actions(), self.retry_requested
         go_on = (lambda: self._request(RequestKind.CONTINUE)) if self.is_last else None
         footer = ReplyFooter(self.message, actions, look, retry, go_on, self._steps)
         if footer.receipt is not None:

@@ -62,10 +62,6 @@ class LinkRows(QWidget):
         return self._column.sizeHint().height()
 
 
-class MoreRow(ToggleRow):
-    """Shows or hides the rest of a long result."""
-
-
 class ToolView(MessageView):
     """The result of a tool call: one line until it is expanded, and its pictures."""
 
@@ -90,35 +86,41 @@ class ToolView(MessageView):
         arrow = "▾" if not self.is_folded else "◂" if self.isRightToLeft() else "▸"
         name = join_list((mark, self._title, *facts, _("collapsed") if self.is_folded else _("expanded")))
         tail = f"· {join_parts(facts)} {arrow}" if facts else arrow
-        parts = [Part(ToggleRow, state=(f"{mark} \u2068{self._title}\u2069", tail, name))]
+        toggle = partial(ToggleRow, "quiet", self._toggle, "warn" if message.state is MessageState.FAILED else "")
+        parts = [Part(ToggleRow, state=(f"{mark} \u2068{self._title}\u2069", tail, name), make=toggle)]
         if not self.is_folded and message.calls and message.calls[0].arguments not in ("", "{}"):
             text, language = readable_arguments(message.calls[0].arguments)
             parts.append(self._code(safe_code(text), language, _("Arguments")))
         if not self.is_folded:
             parts += self._content()
         if message.attachments:
-            parts.append(Part(ChipRows, state=message.attachments, gap=_GAP, indent=-_TILE_MARGIN))
+            indent = -_TILE_MARGIN
+            parts.append(Part(ChipRows, state=message.attachments, gap=_GAP, indent=indent, make=self.make_chips))
         if message.is_unseen:
             note = _("Shown only to you: the model does not support images.")
-            parts.append(Part(TextPage, tuple(plain_blocks(note)), gap=_GAP))
+            page = partial(self.make_muted_page, self._name)
+            parts.append(Part(TextPage, tuple(plain_blocks(note)), gap=_GAP, make=page))
         if self.is_folded:
             return parts
         links = [link for link in message.links if is_web_link(link[1])][:_MAX_LINKS]
         if links:
-            parts.append(Part(LinkRows, state=tuple(links), gap=_GAP))
-        return [*parts, Part(MessageActions, gap=_GAP)]
+            rows = partial(LinkRows, links, self.link_activated.emit)
+            parts.append(Part(LinkRows, state=tuple(links), gap=_GAP, make=rows))
+        return [*parts, Part(MessageActions, gap=_GAP, make=self.make_actions)]
 
     def _content(self) -> list[Part]:
         text, language = readable_result(self.message.content.strip("\n"))
         lines = text.count("\n") + 1
-        if lines <= _FOLD_FROM:
-            return [self._code(safe_code(text), language, _("Result"))] if text else []
         content = self._code(safe_code(text), language, _("Result"))
-        if self._shows_all:
-            return [content, Part(MoreRow, state=(_("Show less"), "▴", _("Show less")))]
-        height = round(QFontMetricsF(self.page_style.code_font).lineSpacing() * 1.28 * _FOLDED_LINES)
-        label = plural(lines, "Show all, {count} line", "Show all, {count} lines")
-        return [replace(content, max_height=height), Part(MoreRow, state=(label, "▾", label))]
+        if lines <= _FOLD_FROM:
+            return [content] if text else []
+        label, arrow = _("Show less"), "▴"
+        if not self._shows_all:
+            label, arrow = plural(lines, "Show all, {count} line", "Show all, {count} lines"), "▾"
+            height = round(QFontMetricsF(self.page_style.code_font).lineSpacing() * 1.28 * _FOLDED_LINES)
+            content = replace(content, max_height=height)
+        more = partial(ToggleRow, "link", self._toggle_rest)
+        return [content, Part(ToggleRow, state=(label, arrow, label), make=more)]
 
     def _code(self, text: str, language: str, title: str) -> Part:
         return Part(CodeView, (Code(language, text, text),), title, gap=_GAP)
@@ -132,17 +134,6 @@ class ToolView(MessageView):
             Action("again", _("Continue from this result"), lambda: self._request(RequestKind.REGENERATE)),
             Action("trash", _("Delete the result and everything after it"), lambda: self._request(RequestKind.DELETE)),
         ]
-
-    def create_part(self, part: Part) -> QWidget:
-        if part.widget_class is ToggleRow:
-            return ToggleRow("quiet", self._toggle, "warn" if self.message.state is MessageState.FAILED else "")
-        if part.widget_class is MoreRow:
-            return MoreRow("link", self._toggle_rest)
-        if part.widget_class is TextPage:
-            return TextPage(self.page_style.with_muted_text(), self._name, self)
-        if part.widget_class is LinkRows:
-            return LinkRows(part.state, self.link_activated.emit)
-        return super().create_part(part)
 
     def unfold(self) -> None:
         if self.is_folded or not self._shows_all:
