@@ -35,7 +35,7 @@ class ReplyView(MessageView):
         self.text, self.thinking = message.content, message.thinking
         self._thinking_ms: float | None = None  # duration until the receipt has it
         self._is_thinking_open = self._is_receipt_open = False
-        self._steps: tuple[TurnStep, ...] = ()
+        self._steps: tuple[TurnStep, ...] | None = None  # None until the message is shown
         self._stream = MarkdownStream(style.markdown)
         self._streamed_text = ""  # text given to the stream
         self._text_parts: list[Part] = []
@@ -106,25 +106,19 @@ class ReplyView(MessageView):
             return super().part_box(part, width)
         return 0 if self.isRightToLeft() else _QUOTE_LEFT, width - _QUOTE_LEFT
 
-    def show_message(self, message: Message) -> None:
-        """Show the stored message, unless the streaming reply on display is already longer."""
-        self.message = message
+    def show_message(self, message: Message, *, is_last: bool, steps: tuple[TurnStep, ...]) -> None:
+        """Show the stored message, unless the streaming reply on display is already longer.
+
+        `steps` are the rounds of a turn with tool calls, for the statistics.
+        """
+        if (message, is_last, steps) == (self.message, self.is_last, self._steps):
+            return
+        self.message, self.is_last, self._steps = message, is_last, steps
         if not self.is_streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
             self.text, self.thinking = message.content, message.thinking
         if not self.is_streaming:
             self.setAccessibleName(shorten_name(_("Reply: {text}", text=self.text)))
         self.render_now()
-
-    def show_steps(self, steps: tuple[TurnStep, ...]) -> None:
-        """Show the rounds of a turn with tool calls in the statistics."""
-        if self._steps != steps:
-            self._steps = steps
-            self.changed.emit()
-
-    def set_is_last(self, is_last: bool) -> None:
-        if self.is_last != is_last:
-            self.is_last = is_last
-            self.changed.emit()
 
     def show_live_reply(self, text: str, thinking: str, thinking_ms: float | None = None) -> None:
         """Show the streaming reply so far. A short delay combines several updates into one."""
@@ -165,7 +159,7 @@ class ReplyView(MessageView):
     def _make_footer(self) -> ReplyFooter:
         look, actions, retry = self.page_style.look, self.make_actions(), self.retry_requested
         go_on = (lambda: self._request(RequestKind.CONTINUE)) if self.is_last else None
-        footer = ReplyFooter(self.message, actions, look, retry, go_on, self._steps)
+        footer = ReplyFooter(self.message, actions, look, retry, go_on, self._steps or ())
         if footer.receipt is not None:
             if self._is_receipt_open:
                 footer.receipt.toggle()

@@ -83,10 +83,7 @@ class Transcript(MessageColumn):
         for message in self.messages:
             view = self.views.get(message.id)
             if isinstance(view, ReplyView):
-                if view.message != message:
-                    view.show_message(message)
-                view.set_is_last(message is self.messages[-1])
-                view.show_steps(turn_steps(self.messages, message))
+                self._show_reply(view, message)
         self._arrange()
 
     def show_live_reply(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
@@ -258,9 +255,7 @@ class Transcript(MessageColumn):
         else:
             view = reply = ReplyView(self._style, message, self._content)
             reply.retry_requested.connect(self.retry_requested)
-            reply.is_last = message is self.messages[-1]
-            reply.show_steps(turn_steps(self.messages, message))
-            reply.show_message(message)
+            self._show_reply(reply, message)
             if self._live_reply is not None and self._live_reply[0] == message.id and reply.is_streaming:
                 reply.show_live_reply(*self._live_reply[1:])
                 reply.render_now()
@@ -274,6 +269,9 @@ class Transcript(MessageColumn):
         view.layout_changed.connect(lambda: self._view_changed(view, at_once=False))
         view.toggled.connect(lambda: self._view_toggled(view))
         return view
+
+    def _show_reply(self, view: ReplyView, message: Message) -> None:
+        view.show_message(message, is_last=message is self.messages[-1], steps=turn_steps(self.messages, message))
 
     def _row_shown(self, row: Row) -> None:
         view = self.views[row.message_id]
