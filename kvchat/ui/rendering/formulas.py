@@ -69,27 +69,16 @@ class FormulaBox:
         return image
 
 
-class _Relay(QObject):
-    """Signal from the rendering threads to renderers. Never deleted: emitting from a deleted object crashes."""
-
-    rendered = Signal()
-
-
-@cache
-def _relay() -> _Relay:
-    return _Relay()
-
-
 class FormulaRenderer(QObject):
+    """Renders formulas in a thread. There is only one, never deleted: emitting from a deleted object crashes."""
+
     ready = Signal()  # a requested formula was rendered or failed
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._outlines: dict[tuple[str, bool], Outline | None] = {}
         self._requested: set[tuple[str, bool]] = set()
-        _relay().rendered.connect(self.ready)
-        self._thread = thread = ThreadPoolExecutor(1, thread_name_prefix="formulas")
-        self.destroyed.connect(lambda: thread.shutdown(wait=False, cancel_futures=True))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="formulas")
 
     def request(self, formula: Formula) -> bool:
         """Return True if rendering has ended, with or without success. Otherwise start it if necessary."""
@@ -124,7 +113,12 @@ class FormulaRenderer(QObject):
         for oldest in list(self._outlines)[:-_MAX_CACHED]:
             self._outlines.pop(oldest, None)  # pages hold references to the formulas they show
         self._requested.discard(key)
-        _relay().rendered.emit()
+        self.ready.emit()
+
+
+@cache
+def formula_renderer() -> FormulaRenderer:
+    return FormulaRenderer()
 
 
 def render_outline(tex: str, is_display: bool) -> Outline | None:
@@ -152,9 +146,9 @@ def render_outline(tex: str, is_display: bool) -> Outline | None:
 
 
 class FormulaLayer(QPyTextObject):
-    def __init__(self, page: QTextEdit, formulas: FormulaRenderer, font: QFont, colour: str) -> None:
+    def __init__(self, page: QTextEdit, font: QFont, colour: str) -> None:
         super().__init__(page)
-        self._page, self._renderer, self._font, self._colour = page, formulas, font, colour
+        self._page, self._renderer, self._font, self._colour = page, formula_renderer(), font, colour
         self._ratio = 0.0  # screen pixels per device-independent pixel of the images
         page.document().documentLayout().registerHandler(QTextFormat.ObjectTypes.ImageObject.value, self)
         self.clear()

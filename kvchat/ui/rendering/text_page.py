@@ -18,7 +18,7 @@ from kvchat.text.safe_text import safe_code
 from kvchat.ui.base.building import label
 from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.dialogs.confirm import Question
-from kvchat.ui.rendering.formulas import FormulaLayer, FormulaRenderer
+from kvchat.ui.rendering.formulas import FormulaLayer, formula_renderer
 from kvchat.ui.rendering.markdown import Markdown, Prose, WideBlock, prose_css
 from kvchat.ui.widgets.text_search import select_range, utf16_slice
 
@@ -33,10 +33,9 @@ _MAX_ADDRESS = 300  # visible characters
 class PageStyle:
     """Fonts, colors and measures of messages. A new one is created when the theme or the fonts change."""
 
-    def __init__(self, look: Look, formulas: FormulaRenderer) -> None:
+    def __init__(self, look: Look) -> None:
         self.look = look
         self.theme = look.theme
-        self.formulas = formulas
         self.markdown = Markdown(look.theme)
         self.css = prose_css(look.theme, look.fonts.mono, look.fonts.body - 1.25)
         self.font = page_font(look.fonts.family, look.fonts.body)
@@ -72,7 +71,7 @@ class TextPage(QTextBrowser):
         document.setIndentWidth(24)
         self.blocks: tuple[Prose | WideBlock, ...] = ()
         self._style = style
-        self.formulas = FormulaLayer(self, style.formulas, style.font, style.theme.text)
+        self.formulas = FormulaLayer(self, style.font, style.theme.text)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
         """Load nothing, because the text is untrusted. If this returned None, Qt would read local files."""
@@ -109,7 +108,7 @@ class TextPage(QTextBrowser):
             self._render()
 
     def show_formulas(self) -> bool:
-        has_new = any(map(self._style.formulas.request, self.formulas.pending))
+        has_new = any(map(formula_renderer().request, self.formulas.pending))
         if has_new:
             self._render()
         return has_new

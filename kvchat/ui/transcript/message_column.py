@@ -22,7 +22,6 @@ from kvchat.chat.record.messages import Message, Role
 from kvchat.text.language import _
 from kvchat.ui.base.building import button
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.formulas import FormulaRenderer
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.ui.transcript.footer import TranscriptTail
 from kvchat.ui.transcript.message_view import MessageEditor, MessageView
@@ -80,8 +79,7 @@ class MessageColumn(QScrollArea):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self._formulas = FormulaRenderer(self)
-        self._style = PageStyle(look, self._formulas)
+        self._style = PageStyle(look)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # so that the text does not shift
         self._bar = self.verticalScrollBar()

@@ -18,6 +18,7 @@ from kvchat.ui.attachments.chips import AttachmentView, ChipRows
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.code_view import CodeText
+from kvchat.ui.rendering.formulas import formula_renderer
 from kvchat.ui.rendering.markdown import PLACE_LINK
 from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks
@@ -63,9 +64,9 @@ class Transcript(MessageColumn):
         self.tail.retry_requested.connect(self.retry_requested)
         self.selection = Selection(self)
         self.marks = HitMarks(self, look)
-        formula_timer = QTimer(self, singleShot=True, interval=_FORMULA_MS)
-        formula_timer.timeout.connect(self._show_formulas)
-        self._formulas.ready.connect(lambda: formula_timer.isActive() or formula_timer.start())
+        self._formula_timer = QTimer(self, singleShot=True, interval=_FORMULA_MS)
+        self._formula_timer.timeout.connect(self._show_formulas)
+        formula_renderer().ready.connect(self._show_formulas_soon)  # unlike a lambda, disconnected with this object
         look.changing.connect(self._delete_all_views)
         look.changed.connect(self._restyle)
 
@@ -327,6 +328,10 @@ class Transcript(MessageColumn):
             self._branch_switch = request.text, siblings.index(request.text) > siblings.index(request.message.id)
         self.message_requested.emit(request)
 
+    def _show_formulas_soon(self) -> None:
+        if not self._formula_timer.isActive():
+            self._formula_timer.start()
+
     def _show_formulas(self) -> None:
         for row in self.shown_rows:
             if isinstance(row.text, TextPage) and row.text.show_formulas():
@@ -345,6 +350,6 @@ class Transcript(MessageColumn):
             QCoreApplication.sendPostedEvents(view, QEvent.Type.DeferredDelete)
 
     def _restyle(self) -> None:
-        self._style = PageStyle(self._look, self._formulas)
+        self._style = PageStyle(self._look)
         self._delete_all_views()
         self._arrange()

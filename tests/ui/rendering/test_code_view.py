@@ -9,7 +9,6 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import DARK, Look
 from kvchat.ui.rendering.code_view import CodeView, LineHighlighter
-from kvchat.ui.rendering.formulas import FormulaRenderer
 from kvchat.ui.rendering.markdown import Code
 from kvchat.ui.rendering.text_page import PageStyle
 from tests.ui.waiting import LONG_MS
@@ -19,7 +18,7 @@ SOURCE = '\n\ndef f():  # why\n    """Two\n    lines."""\n    return \'x\' + 1\n
 
 @pytest.fixture
 def view(look: Look, qtbot: QtBot) -> CodeView:
-    view = CodeView(PageStyle(look, FormulaRenderer()), "python", "python")
+    view = CodeView(PageStyle(look), "python", "python")
     qtbot.addWidget(view)
     view.resize(400, 300)
     view.show()

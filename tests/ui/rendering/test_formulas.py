@@ -7,7 +7,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.formulas import FormulaRenderer, render_outline
+from kvchat.ui.rendering.formulas import formula_renderer, render_outline
 from kvchat.ui.rendering.markdown import Prose
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
@@ -64,10 +64,9 @@ def test_what_cannot_be_drawn_in_full_is_not_drawn(tex: str) -> None:
 
 
 def test_a_page_shows_the_source_until_the_formula_is_set(look: Look, qtbot: QtBot) -> None:
-    known = FormulaRenderer()
-    page = TextPage(PageStyle(look, known), "Reply")
+    page = TextPage(PageStyle(look), "Reply")
     qtbot.addWidget(page)
-    with qtbot.waitSignal(known.ready, timeout=LONG_MS):
+    with qtbot.waitSignal(formula_renderer().ready, timeout=LONG_MS):
         page.show_blocks([block for block in blocks("a $x_7^2$ b") if not hasattr(block, "language")])  # type: ignore[misc]
         assert "$x_7^2$" in page.toPlainText()
     assert page.show_formulas()
@@ -91,7 +90,7 @@ def drawn(page: TextPage) -> QImage:
 @pytest.mark.parametrize("behind", ["", " and $\\int_0^1 f$"])
 @pytest.mark.parametrize(("tex", "below"), [("E", 0), ("x^2", 0), ("g_i", 3)])
 def test_a_formula_stands_on_the_line_of_its_text(tex: str, below: int, behind: str, look: Look, qtbot: QtBot) -> None:
-    page = TextPage(PageStyle(look, FormulaRenderer()), "Reply")
+    page = TextPage(PageStyle(look), "Reply")
     qtbot.addWidget(page)
     page.show_blocks([block for block in blocks(f"Words ${tex}${behind}") if isinstance(block, Prose)])
     picture = drawn(page)

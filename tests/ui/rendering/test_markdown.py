@@ -10,7 +10,6 @@ from pytestqt.qtbot import QtBot
 from kvchat.text.markdown import is_web_link
 from kvchat.text.safe_text import safe_code, safe_prose
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.formulas import FormulaRenderer
 from kvchat.ui.rendering.markdown import Code, Prose, WideBlock
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from tests.ui.reading import blocks, prose
@@ -123,7 +122,7 @@ def test_monstrous_text_is_read_in_pieces(text: str) -> None:
 
 
 def test_a_page_loads_nothing(look: Look, qtbot: QtBot) -> None:
-    page = TextPage(PageStyle(look, FormulaRenderer()), "Reply")
+    page = TextPage(PageStyle(look), "Reply")
     qtbot.addWidget(page)
     for url in ("http://evil.example/x.png", "file:///etc/passwd", "/etc/passwd"):
         assert not page.document().resource(QTextDocument.ResourceType.ImageResource.value, QUrl(url))

@@ -21,7 +21,6 @@ from kvchat.engine.api.wire import CallDelta, ChatChunk
 from kvchat.tools.tool import Tool, ToolCall, ToolResult, ToolSource
 from kvchat.tools.toolbox import Toolbox
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.rendering.formulas import FormulaRenderer
 from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.transcript import transcript
 from kvchat.ui.transcript.call_card import readable_arguments
@@ -202,7 +201,7 @@ async def test_long_names_are_shortened_and_cannot_reorder_the_question(
     call(runtime, f"{long}_")
     await asked(window)
     card = window.transcript.tail.call_card
-    assert card.arguments.font().pointSizeF() == PageStyle(window.look, FormulaRenderer()).code_font.pointSizeF()
+    assert card.arguments.font().pointSizeF() == PageStyle(window.look).code_font.pointSizeF()
     assert card.title.text() == "Allow the tool “\u2068delete_everythin…ing_everything_א\u2069 · \u2068files\u2069”?"
     assert f"{long}א" in card.accessibleName()
     assert f"{long}א" in card.title.toolTip()
