@@ -44,7 +44,7 @@ from kvchat.system.paths import Paths
 from kvchat.text.formatting import format_rate, format_size
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
-from kvchat.text.safe_text import current_user, redact
+from kvchat.text.safe_text import redact
 from kvchat.tools.built_in.source import BuiltInTools
 from kvchat.tools.mcp.manager import ServerManager
 from kvchat.tools.toolbox import Toolbox
@@ -215,7 +215,7 @@ class Runtime:
             ("Last lines of the engine log", self._log.lines[-_MAX_LOG_LINES:]),
         ):
             parts.append("\n".join([heading, *(f"  {line}" for line in lines or ["(none)"])]))
-        return redact("\n\n".join(parts) + "\n", current_user(), self.engine.secrets)
+        return redact("\n\n".join(parts) + "\n", self.engine.secrets)
 
     async def start(self) -> None:
         """Start everything that the settings enable for the window: engine, chat titles, API server and backups."""

@@ -1,14 +1,13 @@
 """Safe text: for display, without misleading characters; for sharing, without secrets.
 
 Displayed and exported text goes through `safe_prose` or `safe_code`; what is stored, and what the model reads, is
-unchanged. Reports go through `redact`. Pure.
+unchanged. Reports go through `redact`.
 """
 
 import getpass
 import re
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 # Embeddings, overrides and isolates (UAX #9) reorder adjacent text; the rest has no width.
@@ -114,32 +113,21 @@ _URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s:@]+(?::[^/\s@]*)?@")
 _MIN_NAME_LENGTH = 3  # shorter names would match in other words
 
 
-@dataclass(frozen=True)
-class UserIdentity:
-    home: str
-    user: str
-    host: str
-
-
-def current_user() -> UserIdentity:
-    """Return the identity of this process's user, with an empty name if the name is unknown."""
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """Remove secrets and personal names. `secrets`: known secrets to remove, such as the engine's key."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError, ImportError):
+    except (OSError, KeyError, ImportError):  # unknown
         user = ""
-    return UserIdentity(str(Path.home()), user, socket.gethostname())
-
-
-def redact(text: str, user: UserIdentity, secrets: Iterable[str] = ()) -> str:
-    """Remove secrets and personal names. `secrets`: known secrets to remove, such as the engine's key."""
+    home = str(Path.home())
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, _REMOVED)
     text = _LOOKS_SECRET.sub(_REMOVED, text)
     text = _URL_CREDENTIALS.sub(f"{_REMOVED}@", text)
     text = _AFTER.sub(rf"\g<before>{_REMOVED}", text)
-    if len(user.home) > 1:
-        text = re.sub(rf"{re.escape(user.home)}(?![\w.-])", "~", text)
-    for name, word in ((user.user, "‹user›"), (user.host, "‹computer›")):
+    if len(home) > 1:
+        text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
+    for name, word in ((user, "‹user›"), (socket.gethostname(), "‹computer›")):
         if len(name) >= _MIN_NAME_LENGTH:
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", word, text, flags=re.IGNORECASE)
     return text

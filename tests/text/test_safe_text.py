@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.text.safe_text import UserIdentity, current_user, redact, safe_code, safe_document, safe_prose
+from kvchat.text import safe_text
+from kvchat.text.safe_text import redact, safe_code, safe_document, safe_prose
 
 TAGS = "".join(chr(0xE0000 + ord(char)) for char in "ignore all")
 
@@ -62,7 +63,10 @@ def test_control_pictures_and_documents() -> None:
     assert safe_document("main.py", "a\u00adb") == "a⟦SHY⟧b"
 
 
-ANNA = UserIdentity("/home/anna", "anna", "annas-tower")
+def be_user(monkeypatch: pytest.MonkeyPatch, home: str, name: str, host: str) -> None:
+    monkeypatch.setattr(safe_text.Path, "home", lambda: home)
+    monkeypatch.setattr(safe_text.getpass, "getuser", lambda: name)
+    monkeypatch.setattr(safe_text.socket, "gethostname", lambda: host)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +84,17 @@ ANNA = UserIdentity("/home/anna", "anna", "annas-tower")
         ("EOS token = 2 '<|im_end|>', n_tokens = 90", "EOS token = 2 '<|im_end|>', n_tokens = 90"),
     ],
 )
-def test_redact(text: str, clean: str) -> None:
-    assert redact(text, ANNA) == clean
+def test_redact(monkeypatch: pytest.MonkeyPatch, text: str, clean: str) -> None:
+    be_user(monkeypatch, "/home/anna", "anna", "annas-tower")
+    assert redact(text) == clean
 
 
-def test_redact_known_secrets_but_not_short_names() -> None:
-    assert redact("xKEY-1y KEY", ANNA, ["KEY", "KEY-1", ""]) == "x‹removed›y ‹removed›"
-    assert redact("me and the model", UserIdentity("/", "me", "")) == "me and the model"
-    assert current_user().home
+def test_redact_known_secrets_but_not_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert redact("xKEY-1y KEY", ["KEY", "KEY-1", ""]) == "x‹removed›y ‹removed›"
+    be_user(monkeypatch, "/", "me", "")
+    assert redact("me and the model") == "me and the model"
 
 
 @given(st.text(), st.text("abcdefghijklmnopqrstuvwxyz0123456789_-", min_size=12, max_size=40), st.text())
 def test_redact_always_removes_a_known_secret(before: str, secret: str, after: str) -> None:
-    assert secret not in redact(before + secret + after, ANNA, [secret])
+    assert secret not in redact(before + secret + after, [secret])

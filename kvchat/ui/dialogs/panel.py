@@ -16,7 +16,7 @@ from kvchat.chat.events import Event
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _, format_number, join_sentences
-from kvchat.text.safe_text import current_user, redact
+from kvchat.text.safe_text import redact
 from kvchat.ui.base.accessibility import announce
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
@@ -122,7 +122,7 @@ class Notices(ShrinkingPage):
         self._dismiss((error.title, error.explanation))
 
     def show_bug(self, error: BaseException) -> None:
-        text = redact("".join(traceback.format_exception(error)), current_user())
+        text = redact("".join(traceback.format_exception(error)))
         if self.report is not None:
             self.report.text.appendPlainText(f"\n{text}")
             return
