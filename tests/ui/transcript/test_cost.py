@@ -15,16 +15,13 @@ from statistics import median
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent
 from PySide6.QtGui import QGuiApplication
-from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.parts import Row
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.reading import a_message
 from tests.ui.staged_runtime import a_receipt
-from tests.ui.waiting import LONG_MS
 
 pytestmark = pytest.mark.slow
 
@@ -43,18 +40,14 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_a_reply_that_streams(look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    text, laid_out, show = REPLIES[name], [0], Transcript._show_part
+def test_a_reply_that_streams(page: Transcript, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    text, laid_out, show = REPLIES[name], [0], page._show_part
 
-    def show_and_count(page: Transcript, row: Row) -> None:
+    def show_and_count(row: Row) -> None:
         laid_out[0] += 1
-        show(page, row)
+        show(row)
 
-    monkeypatch.setattr(Transcript, "_show_part", show_and_count)
-    page = Transcript(look)
-    qtbot.addWidget(page)
-    page.resize(850, 700)
-    page.show()
+    monkeypatch.setattr(page, "_show_part", show_and_count)
     live = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
     page.show_conversation([a_message("q", Role.USER, "Continue"), live])
     view = page.views["live"]
@@ -96,12 +89,8 @@ def conversation() -> list[Message]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
-def test_texts_that_were_painted_and_are_gone_hold_no_memory(look: Look, qtbot: QtBot) -> None:
-    page = Transcript(look)
-    qtbot.addWidget(page)
+def test_texts_that_were_painted_and_are_gone_hold_no_memory(page: Transcript) -> None:
     page.resize(850, 2_000)  # all of it is in sight, and painted
-    page.show()
-    qtbot.waitExposed(page, timeout=LONG_MS)
     left = []
     for _ in range(12):
         page.show_conversation(conversation())

@@ -20,11 +20,9 @@ from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.reading import a_message
 from tests.ui.staged_runtime import StagedRuntime, a_receipt
-from tests.ui.transcript.test_transcript import page
 from tests.ui.waiting import until
 from tests.ui.windows import child
 
-__all__ = ["page"]
 LEFT = Qt.MouseButton.LeftButton
 LONG = "\n".join(f"Line {i} with words" for i in range(5_000)) + "\nthe heron"
 

@@ -1,7 +1,7 @@
 """The page: long conversations, following a reply, selecting and copying, links."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
@@ -25,19 +25,6 @@ from tests.ui.staged_runtime import a_receipt
 from tests.ui.waiting import LONG_MS
 
 REPLY = "First **words**.\n\n- one\n- two $x^2$\n\n```python\nprint(1)\n```\n\nLast [words](https://example.org/a)."
-
-
-@pytest.fixture
-def page(look: Look, qtbot: QtBot) -> Iterator[Transcript]:
-    page = Transcript(look)
-    qtbot.addWidget(page)
-    page.resize(850, 600)
-    page.show()
-    qtbot.waitExposed(page, timeout=LONG_MS)
-    yield page
-    QGuiApplication.clipboard().clear()
-    page.deleteLater()
-    QGuiApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)  # or the next style sheet restyles it too
 
 
 def conversation(turns: int) -> list[Message]:
@@ -313,11 +300,7 @@ def test_the_last_line_is_not_cut(page: Transcript, ending: str) -> None:
     assert top + line.y() + line.height() <= part.height()
 
 
-def test_few_widgets_are_styled_anew_when_the_text_size_changes(look: Look, qtbot: QtBot) -> None:
-    page = Transcript(look)
-    qtbot.addWidget(page)
-    page.resize(850, 700)
-    page.show()
+def test_few_widgets_are_styled_anew_when_the_text_size_changes(page: Transcript, look: Look, qtbot: QtBot) -> None:
     page.show_conversation(conversation(40))
     qtbot.waitUntil(lambda: len(page.shown_rows) > 20, timeout=LONG_MS)
     styled: list[int] = []  # after the page's own answer to the signal
