@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import Qt
 
 from kvchat.chat.events import CallsChanged
-from kvchat.chat.options import PermissionMode, Preset
+from kvchat.chat.options import ChatOptions, PermissionMode, Preset
 from kvchat.chat.turn.tool_calls import PendingCall
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.wire import Sampling
@@ -61,13 +61,31 @@ async def opened(window: MainWindow) -> None:
     await until(lambda: window.tools.popup.tree.topLevelItemCount() and "token" in window.tools.popup.total.text())
 
 
-async def replied(runtime: StagedRuntime, window: MainWindow) -> None:
+async def announced(window: MainWindow, text: str) -> None:
+    """Open the popup and wait for the change that it announces."""
+    await opened(window)
+    await until(lambda: not window.tools.popup.change_text.isHidden())
+    assert window.tools.popup.change_text.text().startswith(text)
+
+
+async def options_of(runtime: StagedRuntime, chat: str) -> ChatOptions:
+    return (await runtime.chat.turn_context.answer_settings(chat)).options
+
+
+async def tool_names(runtime: StagedRuntime, chat: str) -> list[str]:
+    return [tool.name for tool in (await runtime.chat.options.tools(chat)).tools]
+
+
+async def replied(runtime: StagedRuntime, window: MainWindow) -> str:
+    """Have a question answered in a new chat. Return the chat's id."""
     window.composer.set_draft("Hello")
     window.composer.send_button.click()
     runtime.chat.say("Hi.")
     runtime.chat.finish()
     await until(lambda: len(window.transcript.messages) >= 2 and not runtime.chat.answering_chats)
     await window.tools.load()
+    assert window.chat.current is not None
+    return window.chat.current
 
 
 async def test_tools_are_chosen_frozen_and_remembered(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
@@ -88,11 +106,9 @@ async def test_tools_are_chosen_frozen_and_remembered(runtime: StagedRuntime, fi
     assert popup.total.text().startswith(source.text(1)), "counted by the engine"
     popup.hide()
     _settings, expected = await runtime.chat.turn_context.settings_and_branch(None)
-    await replied(runtime, window)
-    chat = window.chat.current
-    assert chat is not None
+    chat = await replied(runtime, window)
     assert (await runtime.chat.options.tools(chat)).text == expected[0].tools, "what is processed in advance"
-    assert [tool.name for tool in (await runtime.chat.options.tools(chat)).tools] == ["read", "write"]
+    assert await tool_names(runtime, chat) == ["read", "write"]
     assert window.composer.tools_button.text() == "2"
     window.new_conversation()
     await opened(window)
@@ -104,20 +120,15 @@ async def test_permission_changes_at_any_time(runtime: StagedRuntime, files: Fil
     popup, choose = window.tools.popup, window.tools.popup.permission
     runtime.settings = Settings(**{**vars(runtime.settings), "new_chat_tools": ("files/*",)})
     popup.permission_chosen.emit(PermissionMode.ASK)
-    await replied(runtime, window)
-    chat = window.chat.current or ""
-    options = (await runtime.chat.turn_context.answer_settings(chat)).options
+    chat = await replied(runtime, window)
+    options = await options_of(runtime, chat)
     assert options.permission is PermissionMode.ASK
     await opened(window)
     assert choose.currentData() is PermissionMode.ASK
     choose.setCurrentIndex(choose.findData(PermissionMode.ALL))
     choose.activated.emit(choose.currentIndex())
     popup.hide()
-
-    async def permission() -> PermissionMode:
-        return (await runtime.chat.turn_context.answer_settings(chat)).options.permission
-
-    while await permission() is not PermissionMode.ALL:
+    while (await options_of(runtime, chat)).permission is not PermissionMode.ALL:
         pass
     window.new_conversation()
     await window.tools.load()
@@ -134,9 +145,7 @@ async def test_a_changed_list_is_announced_with_its_price_and_taken_over_in_a_br
     assert popup.change_text.isHidden()
     popup.hide()
     files.write = Tool("files", "write", "Write a file, or append to it.", {"type": "object"})
-    await opened(window)
-    await until(lambda: not popup.change_text.isHidden())
-    assert popup.change_text.text().startswith("The tools of files have changed. Updating the tools reprocesses ")
+    await announced(window, "The tools of files have changed. Updating the tools reprocesses ")
     popup.change_button.click()
     chat = window.chat.current or ""
 
@@ -154,11 +163,7 @@ async def test_tools_are_chosen_and_switched_off_later_in_new_branches(
     runtime: StagedRuntime, files: Files, window: MainWindow
 ) -> None:
     popup, tree = window.tools.popup, window.tools.popup.tree
-    await replied(runtime, window)
-    chat = window.chat.current or ""
-
-    async def names() -> list[str]:
-        return [tool.name for tool in (await runtime.chat.options.tools(chat)).tools]
+    chat = await replied(runtime, window)
 
     async def choose(tool: int, state: Qt.CheckState, expected: list[str]) -> None:
         await opened(window)
@@ -166,20 +171,20 @@ async def test_tools_are_chosen_and_switched_off_later_in_new_branches(
         await until(lambda: not popup.change_text.isHidden())
         assert popup.change_text.text().startswith("Updating the tools reprocesses ")
         popup.change_button.click()
-        while await names() != expected:
+        while await tool_names(runtime, chat) != expected:
             pass
         await window.tools.load()
         assert window.tools._change is None
         assert [message.content for message in await runtime.chat.messages(chat)][-2:] == ["Hello", "Hi."]
 
-    assert await names() == []
+    assert await tool_names(runtime, chat) == []
     await opened(window)
     assert tree.source_items[0].checkState(0) is UNCHECKED
     tree.source_items[0].setCheckState(0, CHECKED)
     await until(lambda: not popup.change_text.isHidden())
     popup.hide()
     await until(lambda: window.tools._change is None)
-    assert await names() == [], "only considered"
+    assert await tool_names(runtime, chat) == [], "only considered"
     await choose(1, CHECKED, ["write"])
     assert runtime.settings.new_chat_tools == (), "new chats keep their choice"
     first = (await runtime.chat.messages(chat))[-1]
@@ -187,15 +192,14 @@ async def test_tools_are_chosen_and_switched_off_later_in_new_branches(
     await choose(1, UNCHECKED, ["read"])
     await choose(0, UNCHECKED, [])
     await runtime.chat.switch(chat, first.id)
-    assert await names() == ["write"], "the old branch keeps its tools"
+    assert await tool_names(runtime, chat) == ["write"], "the old branch keeps its tools"
 
 
 async def test_a_selection_never_uses_the_state_of_another_chat(
     runtime: StagedRuntime, files: Files, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await replied(runtime, window)
-    first = window.chat.current or ""
-    options = (await runtime.chat.turn_context.answer_settings(first)).options
+    first = await replied(runtime, window)
+    options = await options_of(runtime, first)
     await runtime.chat.options.change(first, replace(options, permission=PermissionMode.ALL))
     await window.tools.load()
     await opened(window)
@@ -220,9 +224,9 @@ async def test_a_selection_never_uses_the_state_of_another_chat(
     loaded.set()
     await window.tools.load()
     await until(lambda: not window.runner._tasks)
-    after = (await runtime.chat.turn_context.answer_settings(second)).options
+    after = await options_of(runtime, second)
     assert after == options, "neither permission nor tools of the first chat"
-    assert not (await runtime.chat.options.tools(second)).tools
+    assert await tool_names(runtime, second) == []
 
 
 async def test_a_selection_keeps_the_chat_settings_changed_since_the_list_was_loaded(
@@ -231,11 +235,11 @@ async def test_a_selection_keeps_the_chat_settings_changed_since_the_list_was_lo
     chat = (await runtime.chat.create(await runtime.chat.new_chat())).id
     window.chat.open(chat)
     await opened(window)
-    options = (await runtime.chat.turn_context.answer_settings(chat)).options
+    options = await options_of(runtime, chat)
     await runtime.chat.options.change(chat, replace(options, sampling=Sampling(temperature=0.25)))
     window.tools.popup.tree.source_items[0].setCheckState(0, CHECKED)
     await until(lambda: runtime.settings.new_chat_tools == ("files/*",))
-    after = (await runtime.chat.turn_context.answer_settings(chat)).options
+    after = await options_of(runtime, chat)
     assert (after.tools, after.sampling.temperature) == (("files/*",), 0.25)
     window.tools.popup.hide()
 
@@ -243,15 +247,11 @@ async def test_a_selection_keeps_the_chat_settings_changed_since_the_list_was_lo
 async def test_a_preset_applied_later_announces_its_tools(
     runtime: StagedRuntime, files: Files, window: MainWindow
 ) -> None:
-    await replied(runtime, window)
-    chat = window.chat.current or ""
-    options = (await runtime.chat.turn_context.answer_settings(chat)).options
+    chat = await replied(runtime, window)
+    options = await options_of(runtime, chat)
     await runtime.chat.options.change(chat, replace(options, tools=("files/*",)))
-    await opened(window)
-    popup = window.tools.popup
-    await until(lambda: not popup.change_text.isHidden())
-    assert popup.change_text.text().startswith("The tools of files have changed. Updating the tools reprocesses ")
-    popup.hide()
+    await announced(window, "The tools of files have changed. Updating the tools reprocesses ")
+    window.tools.popup.hide()
 
 
 async def test_a_model_without_tools_says_so(runtime: StagedRuntime, files: Files, window: MainWindow) -> None:
@@ -262,8 +262,7 @@ async def test_a_model_without_tools_says_so(runtime: StagedRuntime, files: File
     assert window.composer.tools_button.toolTip().startswith("This model cannot use tools")
     window.tools.open()
     assert not window.tools.popup.isVisible()
-    await replied(runtime, window)
-    assert not (await runtime.chat.options.tools(window.chat.current or "")).tools
+    assert await tool_names(runtime, await replied(runtime, window)) == []
 
 
 async def test_a_preset_has_tools_and_chat_settings_keep_them(
@@ -283,9 +282,8 @@ async def test_a_preset_has_tools_and_chat_settings_keep_them(
     (preset,) = await runtime.chat.options.presets()
     assert preset.options.tools == ("files/write",)
     page.panel.close()
-    await replied(runtime, window)
-    chat = window.chat.current or ""
-    assert [tool.name for tool in (await runtime.chat.options.tools(chat)).tools] == ["write"]
+    chat = await replied(runtime, window)
+    assert await tool_names(runtime, chat) == ["write"]
 
 
 async def test_a_question_in_another_chat_is_announced_once(runtime: StagedRuntime, window: MainWindow) -> None:
