@@ -66,7 +66,6 @@ class HitMarks(QObject):
         return [
             (hit_row, number)
             for hit_row in (view.rows if view else ())
-            if hit_row.part is not None
             for number in range(len(find_matches(hit_row.part.text, self.terms)))
         ]
 

@@ -25,7 +25,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.ui.transcript.footer import TranscriptTail
 from kvchat.ui.transcript.message_view import MessageEditor, MessageView
-from kvchat.ui.transcript.parts import Part, Row, estimated_height, message_text
+from kvchat.ui.transcript.parts import END, Part, Row, estimated_height, message_text
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
 _GAP, _GAP_AFTER_USER = 22, 4  # pixels below a message; the buttons below a user message add space
@@ -165,8 +165,8 @@ class MessageColumn(QScrollArea):
         return view
 
     def ensure_widget(self, row: Row) -> Any:
-        """Return the widget of a row that has a part."""
-        if row.widget is None and row.part is not None:
+        """Return the widget of a row that is no end."""
+        if row.widget is None and row.part is not END:
             view = self.views[row.message_id]
             row.widget = widget = view.create_part(row.part)
             widget.setParent(view)
@@ -191,7 +191,7 @@ class MessageColumn(QScrollArea):
 
     def _kept_rows(self) -> list[Row]:
         """Return rows far from the viewport whose widgets must stay."""
-        return [row for row in self.shown_rows if row.part is not None and row.part.widget_class is MessageEditor]
+        return [row for row in self.shown_rows if row.part.widget_class is MessageEditor]
 
     def _estimated_height(self, message: Message) -> int:
         return estimated_height(message.content, self._style, self._column_width())
@@ -203,7 +203,7 @@ class MessageColumn(QScrollArea):
         self._delete_views([id for id in self.views if id not in ids])
         old = self._ends
         self._ends = {
-            message.id: old.get(message.id) or Row(message.id, None, self._estimated_height(message))
+            message.id: old.get(message.id) or Row(message.id, END, self._estimated_height(message))
             for message in messages
         }
         parts = {id: view.rows for id, view in self.views.items()}
@@ -253,18 +253,17 @@ class MessageColumn(QScrollArea):
             if anchor is not None:  # outwards from it, so that the next anchor has none to measure below
                 visible.sort(key=lambda row: abs(row.index - anchor.index))
             for row in (*visible, *nearby) if time.thread_time() < until else ():
-                if row.part is not None and (row.widget is None or not row.is_measured):
-                    has_changed |= self._measure(row, width)
-                elif row.part is None and row.message_id not in self.views:
+                if row.message_id not in self.views:
                     self.ensure_view(row.message_id)
                     has_changed = True
+                elif row.part is not END and (row.widget is None or not row.is_measured):
+                    has_changed |= self._measure(row, width)
                 if has_changed:
                     break  # positions may have changed
         return top
 
     def _measure(self, row: Row, width: int) -> bool:
-        """Measure a row that has a part. Return True if its height has changed."""
-        assert row.part is not None
+        """Measure a row that is no end. Return True if its height has changed."""
         row.is_measured = True
         widget = self.ensure_widget(row)
         _left, width = self.views[row.message_id].part_box(row.part, width)
@@ -288,7 +287,6 @@ class MessageColumn(QScrollArea):
             view.place_frame()
         for row in self.shown_rows:
             view, part = self.views[row.message_id], row.part
-            assert part is not None
             x, part_width = view.part_box(part, width)
             row.widget.setGeometry(x, row.top - view.rows[0].top + part.gap, part_width, row.height - part.gap)
         self.tail.setGeometry(left, bottom, width, self._tail_height)
@@ -310,7 +308,7 @@ class MessageColumn(QScrollArea):
             if part is None:
                 self._delete_widget(row)
                 continue
-            changed.append(row or Row(view.message.id, None, 0))
+            changed.append(row or Row(view.message.id, END, 0))
             self._set_part(changed[-1], part, width)
         view.rows = [*old[:start], *changed, *old[len(old) - end :]]
         last.height = _GAP_AFTER_USER if view.message.role is Role.USER else _GAP
@@ -320,7 +318,7 @@ class MessageColumn(QScrollArea):
 
     def _set_part(self, row: Row, part: Part, width: int) -> None:
         before, row.part, row.is_measured = row.part, part, False
-        if row.widget is not None and before is not None:
+        if row.widget is not None:
             keeps_state = before.state == part.state or hasattr(row.widget, "show_state")
             if before.widget_class is part.widget_class and keeps_state:
                 self._show_part(row)
@@ -329,7 +327,6 @@ class MessageColumn(QScrollArea):
         row.height = part.estimated_height(self._style, width)
 
     def _show_part(self, row: Row) -> None:
-        assert row.part is not None
         if row.part.blocks:
             row.widget.show_blocks(row.part.blocks)
         if hasattr(row.widget, "show_state"):
@@ -359,8 +356,8 @@ class MessageColumn(QScrollArea):
         first = visible[0].index
         begin = max(min(first - _NEARBY // 2, len(self.rows) - _NEARBY), 0)
         for row in sorted(self.rows[begin : begin + _NEARBY], key=lambda row: abs(row.index - first)):
-            is_missing = row.message_id not in self.views if row.part is None else row.widget is None
-            if is_missing or (row.part is not None and not row.is_measured):
+            is_measured = row.part is END or (row.widget is not None and row.is_measured)
+            if row.message_id not in self.views or not is_measured:
                 self._arrange(nearby=[row], max_s=_MAX_STEP_S)
                 break
 

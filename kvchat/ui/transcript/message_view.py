@@ -200,9 +200,10 @@ class MessageView(QWidget):
         return part.indent, width - part.indent
 
     def place_frame(self) -> None:
-        framed = [row for row in self.rows if row.part is not None and row.part.is_framed]
+        framed = [row for row in self.rows if row.part.is_framed]
         self._frame.setVisible(bool(framed))
-        if framed and (part := framed[0].part) is not None:
+        if framed:
+            part = framed[0].part
             left, width = self.part_box(part, self.width())
             top = framed[0].top + part.gap
             content = QRect(left, top - self.rows[0].top, width, framed[-1].bottom - top)

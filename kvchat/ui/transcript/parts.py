@@ -52,10 +52,13 @@ class Part:
         return self.gap + sum(estimated_height(block.source, style, width) for block in self.blocks)
 
 
-class Row:
-    """A row of the transcript: a part of a message, or its end, which has no part. Only rows in view have widgets."""
+END = Part(QWidget)  # of the row below a message's parts, which has no widget
 
-    def __init__(self, message_id: str, part: Part | None, height: int) -> None:
+
+class Row:
+    """A row of the transcript: a part of a message, or its end. Only rows in view have widgets."""
+
+    def __init__(self, message_id: str, part: Part, height: int) -> None:
         self.message_id, self.part = message_id, part
         self.height, self.is_measured = height, False  # pixels; estimated until it is measured
         self.index = self.top = 0  # -1: it was removed

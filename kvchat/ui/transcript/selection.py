@@ -173,14 +173,14 @@ class Selection(QObject):
         messages = {message.id: message for message in self._page.messages}
         for id, group in groupby(rows, key=attrgetter("message_id")):
             if id in (ends[0].message_id, ends[-1].message_id):
-                pieces += [piece(row.part, row.text) for row in group if row.part is not None and row.part.blocks]
+                pieces += [piece(row.part, row.text) for row in group if row.part.blocks]
             else:
                 pieces.append(self._page.whole_message(messages[id], markdown=markdown))
         return "\n\n".join(filter(None, pieces))
 
     def select_message(self, view: MessageView) -> None:
         view.unfold()
-        rows = [row for row in view.rows if row.part is not None and row.part.blocks]
+        rows = [row for row in view.rows if row.part.blocks]
         if not rows:
             return
         for row in (rows[0], rows[-1]):

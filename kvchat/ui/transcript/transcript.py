@@ -25,7 +25,7 @@ from kvchat.ui.transcript.find import HitMarks
 from kvchat.ui.transcript.footer import MessageRequest, RequestKind
 from kvchat.ui.transcript.message_column import JUMP_ROOM, MessageColumn
 from kvchat.ui.transcript.message_view import MessageView, UserView
-from kvchat.ui.transcript.parts import Row
+from kvchat.ui.transcript.parts import END, Row
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
 from kvchat.ui.transcript.tool_view import ToolView
@@ -208,7 +208,7 @@ class Transcript(MessageColumn):
         while 0 <= index < len(self.rows) + len(below):
             if index >= len(self.rows):
                 yield below[index - len(self.rows)]
-            elif self.rows[index].part is not None:
+            elif self.rows[index].part is not END:
                 yield self.rows[index]
             elif (id := self.rows[index].message_id) not in self.views:
                 parts = len(self.ensure_view(id).rows)
@@ -224,7 +224,7 @@ class Transcript(MessageColumn):
 
     def _visible_stop(self, forwards: bool) -> QWidget | None:
         top, view = self._bar.value(), self.viewport().rect()
-        rows = [row for row in self._rows.between(top, top + view.height()) if row.part is not None]
+        rows = [row for row in self._rows.between(top, top + view.height()) if row.part is not END]
         areas: list[Row | QWidget] = [*rows, self.tail, self.jump_button]
         stops = (stop for area in areas[:: 1 if forwards else -1] for stop in self._tab_stops(area, forwards))
         return next((stop for stop in stops if view.intersects(QRect(stop.mapTo(self, QPoint()), stop.size()))), None)

@@ -38,8 +38,7 @@ async def seen(page: Transcript, id: str) -> list[object]:
     parts: list[object] = [view.text, view.thinking, [text.toPlainText() for text in view.texts]]
     for row in view.rows:
         words = row.text.document().toHtml() if isinstance(row.text, TextPage) else ""
-        blocks = row.part.blocks if row.part else ()
-        parts.append((blocks, type(row.widget), row.widget.geometry(), row.widget.isHidden(), words))
+        parts.append((row.part.blocks, type(row.widget), row.widget.geometry(), row.widget.isHidden(), words))
     return [*parts, view.footer is None, view.size()]
 
 
