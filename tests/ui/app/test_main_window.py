@@ -555,9 +555,10 @@ async def test_strip_shows_engine_context_and_turn(furnished: StagedRuntime, win
     assert strip.model.isVisible()
     furnished.events.publish(EngineSilent("thesis", 12.4))
     assert strip.state.text() == "not responding"
-    assert "no output for 12 s" in strip.remarks.text
+    assert strip.remarks.text == "still loaded · first token after 0.31 s · no output for 12 s"
     furnished.events.publish(EngineSilent("thesis", 0.0))
     assert strip.state.text() == "ready"
+    assert "no output" not in strip.remarks.text
 
 
 async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(

@@ -3,7 +3,6 @@
 import pytest
 
 from kvchat.chat.events import (
-    EngineSilent,
     FirstToken,
     Prefilling,
     ReplyDelta,
@@ -51,6 +50,7 @@ def words(status: TurnStatus) -> list[str]:
     ("event", "expected"),
     [
         (WaitingForEngine(), Remark("waiting for the engine", "live")),
+        (IncreasingContext(20_000), Remark("restarting the engine with a longer context", "live")),
         (Restoring(136_000_000, 5906), Remark("loading 136 MB…", "live", 2)),
         (RestoreFailed(Reason(ReasonCode.DISK_FULL)), Remark("not loaded: the disk is full", "warn")),
         (Prefilling("c", 1480, 5918), Remark("processing 25% of 5,918 tokens", "live")),
@@ -97,7 +97,11 @@ def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
 
 
 def test_a_whole_turn_and_then_the_next() -> None:
-    status = told(*A_RESTORE, Prefilling("c", 2959, 5918))
+    status = told(IncreasingContext(20_000))
+    assert status.pending == "Restarting the engine with a longer context…"
+    for event in (IncreasingContext(20_000, is_finished=True), *A_RESTORE, Prefilling("c", 2959, 5918)):
+        status.handle_event(event)
+    assert words(status) == ["loaded 136 MB in 21 ms", "processing 50% of 5,918 tokens"]
     assert (status.fraction, status.pending) == (0.5, "Processing 50% of 5,918 tokens…")
     status.handle_event(FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
     assert (status.fraction, status.pending) == (None, "")
@@ -118,21 +122,3 @@ def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
     status.handle_event(Saved(137_000_000, 6100, 310))
     status.begin()
     assert words(status) == [], "the turn before is forgotten"
-
-
-def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
-    status = told(IncreasingContext(20_000))
-    assert words(status) == ["restarting the engine with a longer context"]
-    assert status.pending == "Restarting the engine with a longer context…"
-    status.handle_event(IncreasingContext(20_000, is_finished=True))
-    assert words(status) == []
-
-
-def test_silence_is_told_as_long_as_it_lasts() -> None:
-    status = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), EngineSilent("c", 12.4))
-    assert Remark("no output for 12 s", "warn") in status.remarks
-    assert status.is_silent
-    assert "41 tokens/s" not in words(status), "nothing comes so fast now"
-    status.handle_event(EngineSilent("c", 0))
-    assert not status.is_silent
-    assert "no output for 12 s" not in words(status)
