@@ -16,7 +16,7 @@ from kvchat.text.language import _, join_list, join_parts, join_sentences
 from kvchat.text.safe_text import safe_prose
 from kvchat.tools.mcp.server import Attachment, Prompt, Resource
 from kvchat.tools.mcp.source import McpSource
-from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, row
+from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, row, show_text
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
@@ -96,7 +96,7 @@ class ServerAttachmentsDialog(Panel):
         status = _("Loading from {names}…", names=waiting) if waiting else ""
         if not waiting and not shown:
             status = _("Nothing matches the filter.") if self._rows else _("The servers offer nothing to attach.")
-        self._show_status(status)
+        show_text(self.status, status)
         self._refuse(join_sentences(*self._problems))
 
     def _show_current(self) -> None:
@@ -109,8 +109,7 @@ class ServerAttachmentsDialog(Panel):
         if current is not None and current == self._form_of:
             return
         self._form_of = current
-        self.description.setText(item.description if item else "")
-        self.description.setVisible(bool(self.description.text()))
+        show_text(self.description, item.description if item else "")
         clear(self._form)
         self.fields = {}
         for argument in item.arguments if item else ():
@@ -135,7 +134,7 @@ class ServerAttachmentsDialog(Panel):
             self._refuse(_("“{option}” is required.", option=safe_prose(missing[0])))
             return
         self._refuse("")
-        self._show_status(_("Waiting for {name}…", name=safe_prose(source.id)))
+        show_text(self.status, _("Waiting for {name}…", name=safe_prose(source.id)))
         self._reading = self.run(self._read(source, item, values))
         self._show_current()
 
@@ -150,7 +149,7 @@ class ServerAttachmentsDialog(Panel):
                 contents = [_content(name, item if len(rest) == 1 else None, attachment) for attachment in rest]
         finally:
             self._reading = None
-            self._show_status("")
+            show_text(self.status, "")
             self._show_current()
         if not contents and not (text and text.content.strip()):
             raise KvchatError(_("The MCP server “{name}” returned nothing", name=name))
@@ -160,13 +159,8 @@ class ServerAttachmentsDialog(Panel):
         if contents:
             self.contents_chosen.emit(contents)
 
-    def _show_status(self, text: str) -> None:
-        self.status.setText(text)
-        self.status.setVisible(bool(text))
-
     def _refuse(self, reason: str) -> None:
-        self.refusal.setText(reason)
-        self.refusal.setVisible(bool(reason))
+        show_text(self.refusal, reason)
         self._scroll_to_current()
 
     def _scroll_to_current(self) -> None:

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 from kvchat.text.formatting import one_line
 from kvchat.text.language import _, join_list, join_sentences
 from kvchat.ui.attachments.chips import ChipRows, short_name
-from kvchat.ui.base.building import button, column, label, row, styled, tool_button
+from kvchat.ui.base.building import button, column, label, row, show_text, styled, tool_button
 from kvchat.ui.base.theme import Look, page_font, restyle
 from kvchat.ui.commands import with_key
 from kvchat.ui.widgets.layouts import ElidedLabel
@@ -258,8 +258,7 @@ class Composer(QWidget):
             text = _("Reading {names}…", names=names)
             if self._send_when_ready:
                 text = join_sentences(text, _("Your message will be sent afterwards."))
-        self.notice.setText(text)
-        self.notice.setVisible(bool(text))
+        show_text(self.notice, text)
 
     def _offer_attaching(self, text: str) -> None:
         self._pasted = text

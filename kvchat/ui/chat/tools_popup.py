@@ -10,7 +10,7 @@ from kvchat.chat.options import PermissionMode
 from kvchat.chat.turn.tool_choice import ToolChoice
 from kvchat.text.language import N_, _, plural
 from kvchat.tools.tool import SourceTools, is_selected
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, row, show_text
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.tool_tree import ToolTree
@@ -51,13 +51,8 @@ class ToolsPopup(QDialog):
 
     def show_change(self, text: str) -> None:
         """Show that tools have changed, and the cost of updating them."""
-        self.change_text.setText(text)
-        self.change_text.setVisible(bool(text))
+        show_text(self.change_text, text)
         self.change_button.setVisible(bool(text))
-
-    def show_help(self, text: str) -> None:
-        self.help.setText(text)
-        self.help.setVisible(bool(text))
 
     def show_permission(self, mode: PermissionMode) -> None:
         self.permission.setCurrentIndex(self.permission.findData(mode))

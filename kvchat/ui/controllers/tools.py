@@ -15,6 +15,7 @@ from kvchat.runtime import Runtime
 from kvchat.text.formatting import format_estimate
 from kvchat.text.language import _, format_number, join_list, join_sentences, plural
 from kvchat.tools.tool import BUILT_IN, SourceTools, Tool, ToolSet, is_selected
+from kvchat.ui.base.building import show_text
 from kvchat.ui.chat.tools_popup import ToolsPopup
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.views import Controller, Views
@@ -117,7 +118,7 @@ class ToolsController(Controller):
         help = _("The tool descriptions are part of every prompt and are fixed after the first message.")
         if self._has_begun:
             help = _("Changing the tools continues the chat in a new branch.")
-        popup.show_help(help)
+        show_text(popup.help, help)
         popup.tree.show_offers(offers, selected)
         popup.tree.setVisible(bool(offers))
         popup.show_permission(self._permission)

@@ -102,7 +102,7 @@ class OptionsForm(QWidget):
         self.format.setCurrentIndex(_FORMATS.index(kind))
         self.format_text.setPlainText(sampling.json_schema or sampling.grammar or "")
         self._select_template_options(preset.options.template)
-        self.refuse("")
+        show_text(self.refusal, "")
 
     def read(self) -> Preset:
         """Return the form's values as a preset without a name. Raises InvalidOptions."""
@@ -126,9 +126,6 @@ class OptionsForm(QWidget):
         options = replace(self.tools, sampling=sampling, template=self._chosen_template_options())
         validate_options(options)
         return Preset("", self.system.toPlainText().strip(), options=options)
-
-    def refuse(self, reason: str) -> None:
-        show_text(self.refusal, reason)
 
     def _reset(self) -> None:
         options = replace(self.tools, sampling=Sampling(), template=self._chosen_template_options())

@@ -12,7 +12,7 @@ from kvchat.chat.options import InvalidOptions, Preset, chat_from_preset
 from kvchat.runtime import Runtime
 from kvchat.text.language import N_, _, end_sentence, join_sentences
 from kvchat.tools.tool import SourceTools
-from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, show_text, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.tools_popup import ToolsPopup
@@ -66,9 +66,9 @@ class OptionsPanel(Panel):
         try:
             values = self.form.read()
         except InvalidOptions as error:
-            self.form.refuse(end_sentence(join_sentences(error.title, error.detail)))
+            show_text(self.form.refusal, end_sentence(join_sentences(error.title, error.detail)))
             return None
-        self.form.refuse("")
+        show_text(self.form.refusal, "")
         return values
 
 
@@ -83,7 +83,7 @@ class PresetDialog(OptionsPanel):
         self.tools_button = button(_("Tools…"), self.choose_tools, name=_("Choose the tools for this preset"))
         self.popup = ToolsPopup(look, self)
         self.popup.settings_button.hide()
-        self.popup.show_help(_("New chats with this preset start with these tools."))
+        show_text(self.popup.help, _("New chats with this preset start with these tools."))
         self.popup.tree.selection_edited.connect(lambda tools: self._change_tools(tools=tools))
         self.popup.permission_chosen.connect(lambda mode: self._change_tools(permission=mode))
         self._offers: list[SourceTools] = []

@@ -38,7 +38,7 @@ from PySide6.QtWidgets import (
 
 from kvchat.text.formatting import STORAGE, format_size_of, one_line
 from kvchat.text.language import _, join_sentences
-from kvchat.ui.base.building import button, column, label, leading_alignment, progress_bar, row, tool_button
+from kvchat.ui.base.building import button, column, label, leading_alignment, progress_bar, row, show_text, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands import with_key
@@ -195,8 +195,7 @@ class SearchPanel(QWidget):
     def show_results(self, result: ChatSearchResult) -> None:
         self.results.show_hits(result.chats)
         unfinished = "" if result.complete else _("Older messages are still being indexed.")
-        self.status.setText(join_sentences("" if result.chats else _("No matches."), unfinished))
-        self.status.setVisible(bool(self.status.text()))
+        show_text(self.status, join_sentences("" if result.chats else _("No matches."), unfinished))
         self.pages.setCurrentIndex(1)
 
     def clear(self) -> None:
