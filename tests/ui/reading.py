@@ -5,19 +5,13 @@ from datetime import UTC, datetime
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.ui.base.theme import LIGHT
 from kvchat.ui.rendering.markdown import Block, Markdown, Prose, WideBlock
-from kvchat.ui.rendering.markdown_stream import MarkdownStream
+from kvchat.ui.rendering.markdown_stream import parse_blocks
 
 MARKDOWN = Markdown(LIGHT)
 
 
 def blocks(text: str) -> list[Block]:
-    """Return the blocks of a complete text."""
-    stream = MarkdownStream(MARKDOWN)
-    stream.feed(text)
-    stream.finished = True
-    while stream.step():
-        pass
-    return stream.settled_blocks
+    return parse_blocks(MARKDOWN, text)
 
 
 def prose(text: str) -> str:

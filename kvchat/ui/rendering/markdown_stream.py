@@ -205,6 +205,16 @@ class MarkdownStream:
                 self.settled_blocks[place] = blocks
 
 
+def parse_blocks(markdown: Markdown, text: str) -> list[Block]:
+    """Parse a whole text at once."""
+    stream = MarkdownStream(markdown)
+    stream.feed(text)
+    stream.finished = True
+    while stream.step():
+        pass
+    return stream.settled_blocks
+
+
 def _table_pieces(unit: Unit, source: str) -> list[str]:
     """Split a table into pieces that are quick to lay out, each with the table's header.
 

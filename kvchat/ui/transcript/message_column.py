@@ -8,10 +8,8 @@ place.
 
 import math
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, takewhile, zip_longest
-from operator import attrgetter
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
@@ -22,57 +20,20 @@ from kvchat.chat.record.messages import Message, Role
 from kvchat.text.language import _
 from kvchat.ui.base.building import button
 from kvchat.ui.base.theme import Look
+from kvchat.ui.rendering.markdown_stream import parse_blocks
 from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.ui.transcript.footer import TranscriptTail
 from kvchat.ui.transcript.message_view import MessageEditor, MessageView
-from kvchat.ui.transcript.parts import END, Part, Row, estimated_height, message_text
+from kvchat.ui.transcript.parts import END, Part, Row, RowList, estimated_height, whole_text
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
 _GAP, _GAP_AFTER_USER = 22, 4  # pixels below a message; the buttons below a user message add space
-_LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
+_LEFT, _RIGHT, _BOTTOM = 24, 24, 28
 _JUMP_SIZE, _JUMP_MARGIN = 32, 14  # pixels
 JUMP_ROOM = _JUMP_SIZE + 2 * _JUMP_MARGIN  # pixels of the viewport covered by the jump button
 _END_DISTANCE = 40  # pixels; closer to the end counts as scrolled to the end
 _MAX_STEP_S = 0.025  # while scrolling
 _NEARBY, _MAX_WIDGETS = 60, 160  # number of rows that get widgets around the viewport, and of all widgets
-
-
-class RowList:
-    """The rows, top to bottom. Their positions are computed when they are needed."""
-
-    def __init__(self) -> None:
-        self._rows: list[Row] = []
-        self._placed = 0  # number of leading rows whose index and position are up to date
-
-    @property
-    def rows(self) -> list[Row]:
-        y = self._rows[self._placed - 1].bottom if self._placed else _TOP
-        for index in range(self._placed, len(self._rows)):
-            row = self._rows[index]
-            row.index, row.top = index, y
-            y += row.height
-        self._placed = len(self._rows)
-        return self._rows
-
-    @property
-    def bottom(self) -> int:
-        return self.rows[-1].bottom if self._rows else _TOP
-
-    def between(self, top: int, bottom: int) -> list[Row]:
-        first = bisect_right(self.rows, top, key=attrgetter("bottom"))
-        return self._rows[first : bisect_left(self._rows, bottom, lo=first, key=attrgetter("top"))]
-
-    def replace(self, first: int, last: int, rows: Iterable[Row]) -> None:
-        """Replace the rows from index `first` to `last`."""
-        self._rows[first : last + 1] = rows
-        self._placed = min(self._placed, first)
-
-    def set_height(self, row: Row, height: int) -> bool:
-        has_changed = height != row.height
-        if has_changed:
-            row.height = height
-            self._placed = min(self._placed, row.index + 1)
-        return has_changed
 
 
 class MessageColumn(QScrollArea):
@@ -153,7 +114,9 @@ class MessageColumn(QScrollArea):
             super().keyPressEvent(event)
 
     def whole_message(self, message: Message, *, markdown: bool) -> str:
-        return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
+        if markdown or message.role is Role.USER:
+            return message.content.strip("\n")
+        return whole_text(parse_blocks(self._style.markdown, message.content))
 
     def ensure_view(self, message_id: str) -> MessageView:
         """Return a message's view. The first call parses the message."""

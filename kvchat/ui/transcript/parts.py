@@ -1,25 +1,26 @@
-"""The parts of a message: what each row of the transcript shows, and how to copy it as text or Markdown."""
+"""The parts of messages, the rows that show them, and how to copy them as text or Markdown."""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape, unescape
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from PySide6.QtGui import QTextBlock, QTextCursor, QTextDocument
 from PySide6.QtWidgets import QTextEdit, QWidget
 
-from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.formulas import FORMULA_PREFIX
-from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, WideBlock
-from kvchat.ui.rendering.markdown_stream import MarkdownStream
+from kvchat.ui.rendering.markdown import Block, Code, Prose, WideBlock
 from kvchat.ui.rendering.text_page import FORMULA_PLACEHOLDER, PageStyle, TextPage, WidePage, fragments, join_blocks
 from kvchat.ui.widgets.text_search import utf16_slice
 
 _MAX_PAGE_LENGTH = 1_000  # source characters per page of prose; an update lays out one page again
+_COLUMN_TOP = 20  # pixels above the first row
 _INDENT = 24  # pixels per list level
 _GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 7, 10, 0  # pixels above a part; headings and texts add their own margins
 MAX_HEIGHT = (1 << 24) - 1  # pixels; Qt's maximum
@@ -68,6 +69,44 @@ class Row:
     @property
     def bottom(self) -> int:
         return self.top + self.height
+
+
+class RowList:
+    """The rows, top to bottom. Their positions are computed when they are needed."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self._placed = 0  # number of leading rows whose index and position are up to date
+
+    @property
+    def rows(self) -> list[Row]:
+        y = self._rows[self._placed - 1].bottom if self._placed else _COLUMN_TOP
+        for index in range(self._placed, len(self._rows)):
+            row = self._rows[index]
+            row.index, row.top = index, y
+            y += row.height
+        self._placed = len(self._rows)
+        return self._rows
+
+    @property
+    def bottom(self) -> int:
+        return self.rows[-1].bottom if self._rows else _COLUMN_TOP
+
+    def between(self, top: int, bottom: int) -> list[Row]:
+        first = bisect_right(self.rows, top, key=attrgetter("bottom"))
+        return self._rows[first : bisect_left(self._rows, bottom, lo=first, key=attrgetter("top"))]
+
+    def replace(self, first: int, last: int, rows: Iterable[Row]) -> None:
+        """Replace the rows from index `first` to `last`."""
+        self._rows[first : last + 1] = rows
+        self._placed = min(self._placed, first)
+
+    def set_height(self, row: Row, height: int) -> bool:
+        has_changed = height != row.height
+        if has_changed:
+            row.height = height
+            self._placed = min(self._placed, row.index + 1)
+        return has_changed
 
 
 def estimated_height(text: str, style: PageStyle, width: int) -> int:
@@ -140,17 +179,6 @@ def whole_text(blocks: Iterable[Block]) -> str:
         else:
             pieces += [block.text if isinstance(block, Code) else _plain_text([block]) for block in group]
     return "\n\n".join(pieces)
-
-
-def message_text(markdown: Markdown, message: Message) -> str:
-    if message.role is Role.USER:
-        return message.content.strip("\n")
-    stream = MarkdownStream(markdown)
-    stream.feed(message.content)
-    stream.finished = True
-    while stream.step():
-        pass
-    return whole_text(stream.settled_blocks)
 
 
 def selected_text(text: QTextEdit) -> str:
