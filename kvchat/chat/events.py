@@ -14,7 +14,7 @@ from kvchat.tools.tool import ToolCall
 
 
 @dataclass(frozen=True)
-class _ChatEvent:
+class ChatEvent:
     conversation_id: str
 
 
@@ -39,35 +39,35 @@ class LibraryChanged:
 
 
 @dataclass(frozen=True)
-class MessagesChanged(_ChatEvent):
+class MessagesChanged(ChatEvent):
     """The messages on a conversation's current branch changed other than by a ReplyDelta."""
 
 
 @dataclass(frozen=True)
-class WaitingForChat(_ChatEvent):
+class WaitingForChat(ChatEvent):
     """The turn waits for a reply in another chat."""
 
 
 @dataclass(frozen=True)
-class Prefilling(_ChatEvent):
+class Prefilling(ChatEvent):
     done_tokens: int  # including cached tokens
     total: int
 
 
 @dataclass(frozen=True)
-class ReadAheadProgress(_ChatEvent):
+class ReadAheadProgress(ChatEvent):
     done_tokens: int  # processed tokens
     total: int  # tokens to process; equal to `done_tokens`: finished, perhaps early
     draft: bool  # True: the draft; False: the chat
 
 
 @dataclass(frozen=True)
-class ReadAheadSkipped(_ChatEvent):
+class ReadAheadSkipped(ChatEvent):
     reason: Reason
 
 
 @dataclass(frozen=True)
-class FirstToken(_ChatEvent):
+class FirstToken(ChatEvent):
     """The reply has begun. Token counts are the engine's own: a high `cached_tokens` proves a restore."""
 
     ttft_ms: float
@@ -79,7 +79,7 @@ class FirstToken(_ChatEvent):
 
 
 @dataclass(frozen=True)
-class ReplyDelta(_ChatEvent):
+class ReplyDelta(ChatEvent):
     message_id: str
     text: str
     thinking: str
@@ -87,7 +87,7 @@ class ReplyDelta(_ChatEvent):
 
 
 @dataclass(frozen=True)
-class CallsWritten(_ChatEvent):
+class CallsWritten(ChatEvent):
     """The reply's tool calls so far; the arguments of the last may be incomplete."""
 
     message_id: str
@@ -95,25 +95,25 @@ class CallsWritten(_ChatEvent):
 
 
 @dataclass(frozen=True)
-class CallsChanged(_ChatEvent):
+class CallsChanged(ChatEvent):
     """A tool call has started or stopped waiting for permission or running (kvchat.chat.turn.tool_calls)."""
 
 
 @dataclass(frozen=True)
-class Speed(_ChatEvent):
+class Speed(ChatEvent):
     tokens_per_second: float
     context_used: int  # tokens
 
 
 @dataclass(frozen=True)
-class EngineSilent(_ChatEvent):
+class EngineSilent(ChatEvent):
     """The engine has sent nothing for `seconds`; 0 when it resumes."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
-class ReplyFinished(_ChatEvent):
+class ReplyFinished(ChatEvent):
     """The reply is complete (or stopped) and on disk."""
 
     message_id: str
@@ -121,14 +121,14 @@ class ReplyFinished(_ChatEvent):
 
 
 @dataclass(frozen=True)
-class TurnFailed(_ChatEvent):
+class TurnFailed(ChatEvent):
     """The turn ended without a complete reply. The user's message and any partial reply are on disk."""
 
     error: KvchatError
 
 
 @dataclass(frozen=True)
-class QuestionNotStored(_ChatEvent):
+class QuestionNotStored(ChatEvent):
     """The message could not be stored, so nothing was sent: the sender must get its text back."""
 
     text: str
@@ -150,32 +150,8 @@ class Notice:
     conversation_id: str = ""
 
 
-TurnEvent = (
-    SessionEvent
-    | WaitingForChat
-    | ReadAheadProgress
-    | ReadAheadSkipped
-    | Prefilling
-    | FirstToken
-    | ReplyDelta
-    | CallsWritten
-    | CallsChanged
-    | Speed
-    | EngineSilent
-    | ReplyFinished
-    | TurnFailed
-)
-Event = (
-    EngineChanged
-    | SettingsChanged
-    | ConversationsChanged
-    | LibraryChanged
-    | MessagesChanged
-    | QuestionNotStored
-    | Absorbed
-    | Notice
-    | TurnEvent
-)
+TurnEvent = SessionEvent | ChatEvent
+Event = EngineChanged | SettingsChanged | ConversationsChanged | LibraryChanged | Absorbed | Notice | TurnEvent
 Listener = Callable[[Event], None]
 
 
