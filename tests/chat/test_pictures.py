@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.attachments import MAX_PICTURE_BYTES, AttachmentError, picture_attachment, read_attachment
-from kvchat.chat.record.messages import MessageState, Role, needs_vision, prompt_messages
+from kvchat.chat.record.messages import needs_vision, prompt_messages
 from kvchat.engine.api.pictures import image_size
 from kvchat.engine.api.wire import Picture, prompt_body
 from kvchat.engine_host.choice import VisionUnsupported, find_projector
@@ -73,7 +73,7 @@ def test_pictures_precede_the_text_as_data_urls(tmp_path: Path) -> None:
 def test_pictures_are_exported_and_checked_on_import(tmp_path: Path) -> None:
     here = open_library(tmp_path / "here")
     chat = here.create_conversation("New chat").id
-    here.append(chat, None, Role.USER, "What is it?", MessageState.COMPLETE, (RED,))
+    here.append_question(chat, "What is it?", (RED,))
     for form in ExportForm:
         export_file(here, [chat], form, tmp_path / f"out.{form.value}")
     page = (tmp_path / "out.html").read_text("utf-8")

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from kvchat.chat import search
+from kvchat.chat.options import NewChat, store_chat
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, MessageState, Role
 from kvchat.chat.search import _HITS_QUERY, ChatHit, excerpt, find, index_batch
@@ -14,7 +15,7 @@ from kvchat.text.search import find_first_match, find_matches, parse_query
 
 
 def chat(database: Database, *texts: str, title: str = "A chat") -> str:
-    conversation = database.create_conversation(title, "You are a helpful zebra.")
+    conversation = store_chat(database, NewChat(title, "You are a helpful zebra."))
     for text in texts:
         database.append(conversation.id, None, Role.USER, text, MessageState.COMPLETE)
     return conversation.id

@@ -19,7 +19,7 @@ from kvchat.text.safe_text import safe_prose
 def chats(paths: Paths) -> Iterator[list[Conversation]]:
     with closing(Database(paths.ensure().database)) as database:
         for title in ("Old birds", "New \x1b[31mbirds"):
-            chat = database.create_conversation(title, None)
+            chat = database.create_conversation(title)
             database.append_question(chat.id, "Which bird?")
             database.append(chat.id, None, Role.ASSISTANT, "A **stork**.", MessageState.COMPLETE)
         yield sorted(database.conversations(), key=lambda chat: chat.title, reverse=True)
@@ -67,7 +67,7 @@ def test_unknown_and_ambiguous_ids_are_refused(chats, paths, capsys, tmp_path):
     assert len(titles(paths)) == 2
     with closing(Database(paths.database)) as database:
         for number in range(16):  # then at least two of 18 ids start with the same of 16 digits
-            database.create_conversation(f"Chat {number}", None)
+            database.create_conversation(f"Chat {number}")
         known = database.conversations()
     digit = Counter(chat.id[0] for chat in known).most_common(1)[0][0]
     for command in (["chats", "show", digit], ["export", "--chat", digit, str(tmp_path / "x")]):

@@ -13,7 +13,7 @@ from tests.transfer.library import open_library
 @pytest.fixture(autouse=True)
 def chat(paths: Paths) -> Conversation:
     with closing(open_library(paths.ensure().data)) as database:
-        chat = database.create_conversation("Birds", None)
+        chat = database.create_conversation("Birds")
         database.append_question(chat.id, "北京 in here?", [Attachment("birds.txt", 9, "h", "a Heron\x1b[31m")])
         database.append(chat.id, None, Role.ASSISTANT, "The **stork**, no.", MessageState.COMPLETE)
     return chat

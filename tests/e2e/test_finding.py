@@ -26,7 +26,7 @@ def add_chats(home: Home) -> None:
             ("Birds", "Where does the heron stand?"),
             ("食べ物", "烤鸭？"),
         ):
-            chat = database.create_conversation(title, None)
+            chat = database.create_conversation(title)
             database.append_question(chat.id, question, [ZOO] if title == "Zoo" else [])
             leaf = database.conversation(chat.id)
             assert leaf is not None

@@ -1,9 +1,11 @@
 """A small library to export: branches, receipts, thinking, every state and script."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvchat.chat.options import NewChat, store_chat
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, MessageState, Receipt, Role
 from kvchat.session.proof import Source
@@ -18,7 +20,7 @@ def open_library(folder: Path) -> Database:
 
 def made_conversation(database: Database, title: str = "Trees 🌳 和 أشجار", *, by_user: bool = True) -> Conversation:
     """Store a conversation with two branches; its leaf is on the second."""
-    made = database.create_conversation("New chat", "Be brief.")
+    made = store_chat(database, NewChat("New chat", "Be brief."))
     root = database.branch(made.id)[-1]
     database.rename(made.id, title, by_user=by_user)
     asked = database.append(made.id, root.id, Role.USER, "What is a tree?", MessageState.COMPLETE)
@@ -26,12 +28,8 @@ def made_conversation(database: Database, title: str = "Trees 🌳 和 أشجا�
         ("A **plant**.\n\n```python\nprint(1)", MessageState.STOPPED),
         ("一种植物", MessageState.COMPLETE),
     ):
-        reply = database.append(made.id, asked.id, Role.ASSISTANT, "", MessageState.STREAMING)
-        database.update_reply(
-            type(reply)(
-                **(vars(reply) | {"content": text, "thinking": "Hm.\nTrees.", "state": state, "receipt": RECEIPT})
-            )
-        )
+        reply = database.append(made.id, asked.id, Role.ASSISTANT, text, state)
+        database.update_reply(replace(reply, thinking="Hm.\nTrees.", receipt=RECEIPT))
     found = database.conversation(made.id)
     assert found is not None
     return found

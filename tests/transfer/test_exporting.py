@@ -63,7 +63,7 @@ def test_page_has_no_scripts_or_remote_content(tmp_path):
 def test_hidden_characters_are_shown_or_dropped_except_in_json(tmp_path):
     database = open_library(tmp_path)
     hidden = "\U000e0049\u00ad\u2063\u3164"
-    conversation = database.create_conversation(f"T{hidden}itle", None)
+    conversation = database.create_conversation(f"T{hidden}itle")
     text = f"Pro{hidden}se `co{hidden}de`\n\n```\nblo{hidden}ck\n```\n\n    inden{hidden}ted\n\nend{hidden}ing"
     asked = database.append(conversation.id, None, Role.USER, f"Que{hidden}stion ❤️", MessageState.COMPLETE)
     database.append(conversation.id, asked.id, Role.ASSISTANT, text, MessageState.COMPLETE)

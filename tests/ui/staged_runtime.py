@@ -22,7 +22,16 @@ from kvchat.chat.prepared.documents import PreparedSet, finish, read_documents
 from kvchat.chat.prepared.documents import add as add_documents
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, receipt_to_json
+from kvchat.chat.record.messages import (
+    Attachment,
+    Conversation,
+    Message,
+    MessageState,
+    Receipt,
+    Role,
+    new_message,
+    receipt_to_json,
+)
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.receipts import REPLY_KINDS, DailyReplies, ReplyStatistics
 from kvchat.engine.api.connection import EngineState, EngineStatus
@@ -200,7 +209,8 @@ class StagedChat(ChatService):
         """Store a message, `below` the one with that id or the last one."""
         last = self._do(Database.branch, conversation_id)[-1:]
         parent = (last[0].id if last else None) if below == "" else below
-        made = self._do(Database.append, conversation_id, parent, role, content, state, attachments)
+        new = new_message(conversation_id, role, content, parent_id=parent, state=state, attachments=attachments)
+        made = self._do(Database.append_message, new)
         if thinking or receipt:
             made = replace(made, thinking=thinking, receipt=receipt)
             self._do(Database.update_reply, made)

@@ -57,9 +57,7 @@ class Database(DatabaseFile):
         rows = self.rows("SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,))
         return conversation_from_row(rows[0]) if rows else None
 
-    def create_conversation(
-        self, title: str, system: str | None = None, attachments: Sequence[Attachment] = (), *, id: str = ""
-    ) -> Conversation:
+    def create_conversation(self, title: str, *, id: str = "") -> Conversation:
         now, conversation_id = time.time(), id or uuid.uuid4().hex
         with self.transaction() as db:
             db.execute(
@@ -67,8 +65,6 @@ class Database(DatabaseFile):
                 " VALUES (?1, ?2, ?3, ?3, (SELECT ifnull(max(used), 0) + 1 FROM conversations))",
                 (conversation_id, title, now),
             )
-            if system:
-                insert_message(db, new_message(conversation_id, Role.SYSTEM, system, attachments=attachments))
         conversation = self.conversation(conversation_id)
         assert conversation is not None
         return conversation
@@ -116,17 +112,10 @@ class Database(DatabaseFile):
         return [replace(m, attachments=tuple(attachments.get(m.id, ()))) for m in reversed(path)]
 
     def append(
-        self,
-        conversation_id: str,
-        parent_id: str | None,
-        role: Role,
-        content: str,
-        state: MessageState,
-        attachments: Sequence[Attachment] = (),
+        self, conversation_id: str, parent_id: str | None, role: Role, content: str, state: MessageState
     ) -> Message:
         """Add a message under `parent_id` and make it the conversation's leaf. Raises ConversationGone."""
-        new = new_message(conversation_id, role, content, parent_id=parent_id, state=state, attachments=attachments)
-        return self.append_message(new)
+        return self.append_message(new_message(conversation_id, role, content, parent_id=parent_id, state=state))
 
     def append_message(self, new: Message) -> Message:
         with self.transaction() as db:

@@ -50,7 +50,7 @@ def append(database: Database, chat: str, parent: Message | None, role: Role, te
 
 
 def test_conversation_round_trip(database: Database) -> None:
-    chat = database.create_conversation("晚餐食譜 🍜", system="Be kind.")
+    chat = store_chat(database, NewChat("晚餐食譜 🍜", "Be kind."))
     system = database.branch(chat.id)[0]
     question = append(database, chat.id, system, Role.USER, "ما هذا؟\n\x00 and a NUL")
     reply = append(database, chat.id, question, Role.ASSISTANT, "")
