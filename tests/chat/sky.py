@@ -46,9 +46,11 @@ class Sky:
     async def close(self) -> None: ...
 
 
-async def chat_with_tools(stage: Stage, mode: PermissionMode = PermissionMode.READ_ONLY) -> str:
+async def chat_with_tools(
+    stage: Stage, mode: PermissionMode = PermissionMode.READ_ONLY, tools: tuple[str, ...] = ("sky/*",)
+) -> str:
     new = await stage.service.new_chat()
-    options = replace(new.options, tools=("sky/*",), permission=mode)
+    options = replace(new.options, tools=tools, permission=mode)
     return (await stage.service.create(replace(new, options=options))).id
 
 
@@ -67,6 +69,11 @@ def plan(stage: Stage, *rounds: Sequence[tuple[str, str]]) -> None:
 async def contents(stage: Stage, chat: str) -> list[tuple[str, str]]:
     messages = await stage.messages(chat)
     return [(message.role.value, message.content) for message in messages if message.role is not Role.SYSTEM]
+
+
+async def results(stage: Stage, chat: str) -> list[str]:
+    """Return the results of the tool calls in a chat."""
+    return [message.content for message in await stage.messages(chat) if message.role is Role.TOOL]
 
 
 async def answer(stage: Stage, chat: str, answer: Answer) -> None:

@@ -7,7 +7,8 @@ from kvchat.chat.attachments import document_from_text
 from kvchat.chat.context import PASSAGES_NOTE
 from kvchat.chat.events import ReadAheadProgress
 from kvchat.chat.lookup import CONTEXT_SHARE, MAX_PASSAGES
-from kvchat.chat.record.messages import Attachment, Role
+from kvchat.chat.record.messages import Attachment
+from tests.chat.sky import chat_with_tools, results
 from tests.chat.stage import Stage
 
 BIRDS = ("heron", "stork", "crane", "ibis", "egret", "bittern", "flamingo", *(f"bird{n}" for n in range(60)))
@@ -113,15 +114,13 @@ async def test_lookup_finds_passages_of_the_chat_in_every_script(stage: Stage) -
 async def test_model_looks_up_in_the_documents_of_its_chat_only(stage: Stage) -> None:
     other = await stage.answered_chat()
     await stage.finish(stage.service.send(other, "Where is ibismere?", attachments=(await looked_up(stage),)))
-    new = await stage.service.new_chat()
-    options = replace(new.options, tools=("kvchat/search_documents",))
-    chat = (await stage.service.create(replace(new, options=options))).id
+    chat = await chat_with_tools(stage, tools=("kvchat/search_documents",))
     short = document_from_text("rivers [old].md", "# The Rhône\n\nThe Rhône and the ibis meet at Lyon.")
     await stage.finish(stage.service.send(chat, "What flows here?", attachments=(short,)))
     calls = [[{"name": "search_documents", "arguments": json.dumps({"query": query})}] for query in ("ibis", "owl")]
     stage.fake.set(FAKE_CALLS=json.dumps([[], *calls]))
     await stage.finish(stage.service.send(chat, "Where is the ibis?"))
-    found, nothing = (message.content for message in await stage.messages(chat) if message.role is Role.TOOL)
+    found, nothing = await results(stage, chat)
     assert found == f"[rivers (old).md, The Rhône, lines 1-3]\n{short.text}"
     assert nothing == "No document in this chat has a matching passage."
 

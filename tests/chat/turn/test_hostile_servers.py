@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -11,8 +10,8 @@ from kvchat.chat.options import PermissionMode
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.turn.tool_calls import DENIED_RESULT, Answer, Decision
 from kvchat.tools.mcp import connection
+from tests.chat.sky import answer, chat_with_tools, results
 from tests.chat.stage import Stage
-from tests.chat.turn.test_tool_calls import answer
 from tests.tools.mcp.conftest import FAULTY_SERVER
 
 pytestmark = pytest.mark.long
@@ -26,18 +25,16 @@ async def add_server(stage: Stage, name: str, mode: str = "") -> None:
     await servers.approve(servers.source(name).server)
 
 
-async def results(stage: Stage, tools: tuple[str, ...], *calls: tuple[str, str]) -> list[str]:
+async def call(stage: Stage, tools: tuple[str, ...], *calls: tuple[str, str]) -> list[str]:
     """Have the model of a new chat call tools, one per reply, and return the results; the chat goes on afterwards."""
     planned = [[{"name": name, "arguments": json.dumps({"text": text})}] for name, text in calls]
     stage.fake.set(FAKE_CALLS=json.dumps(planned))
-    new = await stage.service.new_chat()
-    options = replace(new.options, tools=tools, permission=PermissionMode.ALL)
-    chat = (await stage.service.create(replace(new, options=options))).id
+    chat = await chat_with_tools(stage, PermissionMode.ALL, tools)
     reply = await stage.ask(chat, "Call them.")
     assert reply is not None, stage.errors()
     assert reply.state is MessageState.COMPLETE
     assert await stage.ask(chat, "And now?") is not None, stage.errors()
-    return [message.content for message in await stage.messages(chat) if message.role is Role.TOOL]
+    return await results(stage, chat)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +54,7 @@ async def test_fault_in_a_call(stage: Stage, monkeypatch: pytest.MonkeyPatch, to
     await stage.runtime.mcp_servers.start("faulty")
     if tool in ("hang", "garbage"):
         monkeypatch.setattr(connection, "CALL_TIMEOUT_S", 1.0)
-    failed, *again = await results(stage, ("faulty/*",), (tool, ""), ("echo", STILL))
+    failed, *again = await call(stage, ("faulty/*",), (tool, ""), ("echo", STILL))
     assert failed == sentence
     assert again == [STILL] or tool in ("hang", "garbage")  # a slow machine may take a second for this, too
 
@@ -65,9 +62,7 @@ async def test_fault_in_a_call(stage: Stage, monkeypatch: pytest.MonkeyPatch, to
 async def test_quitting_during_a_call(stage: Stage) -> None:
     await add_server(stage, "faulty")
     stage.fake.set(FAKE_CALLS=json.dumps([[{"name": "hang", "arguments": "{}"}]]))
-    new = await stage.service.new_chat()
-    options = replace(new.options, tools=("faulty/*",), permission=PermissionMode.ALL)
-    chat = (await stage.service.create(replace(new, options=options))).id
+    chat = await chat_with_tools(stage, PermissionMode.ALL, ("faulty/*",))
     stage.service.send(chat, "Call it.")
     await stage.until(lambda: any(not call.is_waiting for call in stage.service.turns.tool_calls.pending_in(chat)))
     await stage.restart()
@@ -76,28 +71,28 @@ async def test_quitting_during_a_call(stage: Stage) -> None:
 
 async def test_list_that_changes(stage: Stage) -> None:
     await add_server(stage, "faulty")
-    called = await results(stage, ("faulty/*",), ("change", ""), ("echo", STILL), ("noise", ""))
+    called = await call(stage, ("faulty/*",), ("change", ""), ("echo", STILL), ("noise", ""))
     sentence = "“faulty” no longer offers this tool or has changed it since you approved it."
     assert called == ["changed", f"The tool “echo” is not available. {sentence}", "after the noise"]
 
 
 async def test_server_that_asks_for_input(stage: Stage) -> None:
     await add_server(stage, "faulty", "asking")
-    assert await results(stage, ("faulty/*",), ("ask", "")) == [
+    assert await call(stage, ("faulty/*",), ("ask", "")) == [
         f"{FAILED} The server requested more input, which kvchat does not support."
     ]
 
 
 async def test_ten_thousand_tools(stage: Stage) -> None:
     await add_server(stage, "faulty", "many")
-    assert await results(stage, ("faulty/tool7",), ("tool7", "")) == ["called tool7"]
+    assert await call(stage, ("faulty/tool7",), ("tool7", "")) == ["called tool7"]
     problems = stage.runtime.mcp_servers.source("faulty").server.problems
     assert problems == ("The server has too many tools. Only the first 512 are offered.",)
 
 
 async def test_nested_schemas_and_halves_of_characters(stage: Stage) -> None:
     await add_server(stage, "faulty", "strange")
-    called = await results(stage, ("faulty/*",), ("broken", ""), ("echo", "\ud83d"), ("nested", ""), ("echo", STILL))
+    called = await call(stage, ("faulty/*",), ("broken", ""), ("echo", "\ud83d"), ("nested", ""), ("echo", STILL))
     invalid = "Invalid arguments: The arguments are not a JSON object."
     assert called == ["half ? of it", invalid, "called nested", STILL]
     offered = stage.runtime.mcp_servers.source("faulty").server.tools
@@ -124,7 +119,7 @@ async def test_nested_schemas_and_halves_of_characters(stage: Stage) -> None:
 )
 async def test_server_that_lists_no_tools(stage: Stage, mode: str, title: str, sentence: str) -> None:
     await add_server(stage, "faulty", mode)
-    assert await results(stage, ("faulty/*",)) == []
+    assert await call(stage, ("faulty/*",)) == []
     assert [(notice.title, notice.detail) for notice in stage.of(Notice)] == [(title, sentence)]
 
 
@@ -133,13 +128,10 @@ async def test_a_permission_does_not_count_for_a_tool_of_the_same_name(stage: St
         await add_server(stage, name)
     planned = [[{"name": alias, "arguments": "{}"}] for alias in ("echo", "echo", "zzz_echo")]
     stage.fake.set(FAKE_CALLS=json.dumps(planned))
-    new = await stage.service.new_chat()
-    options = replace(new.options, tools=("aaa/echo", "zzz/echo"), permission=PermissionMode.ASK)
-    chat = (await stage.service.create(replace(new, options=options))).id
+    chat = await chat_with_tools(stage, PermissionMode.ASK, ("aaa/echo", "zzz/echo"))
     reply = stage.service.send(chat, "Call them.")
     await answer(stage, chat, Answer(Decision.ALWAYS))
     await stage.until(lambda: [call.tool.source for call in stage.service.turns.tool_calls.pending_in(chat)] == ["zzz"])
     await answer(stage, chat, Answer(Decision.DENY))
     assert await stage.finish(reply) is not None
-    called = [message.content for message in await stage.messages(chat) if message.role is Role.TOOL]
-    assert called == ["", "", DENIED_RESULT]
+    assert await results(stage, chat) == ["", "", DENIED_RESULT]
