@@ -258,10 +258,6 @@ class Turn:
         limited = exchange.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
-    async def _prefill_ms_per_token(self) -> float | None:
-        engine = self._exchange.engine
-        return (await self.turn_context.prefill_speed(engine.fingerprint.model)).ms_per_token if engine else None
-
     def _on_event(self, event: SessionEvent) -> None:
         if self._reply is not None:
             loaded = event.loaded if isinstance(event, RequestSent) else None
@@ -286,7 +282,8 @@ class Turn:
             return None
         receipt = None
         if (engine := exchange.engine) is not None:
-            receipt = reply.receipt(engine.fingerprint.model, await self._prefill_ms_per_token())
+            model = engine.fingerprint.model
+            receipt = reply.receipt(model, (await turn_context.prefill_speed(model)).ms_per_token)
         if receipt is not None and engine is not None:
             imported = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
             imported = imported and receipt.cached_tokens > 0
