@@ -133,7 +133,7 @@ class Database(DatabaseFile):
             except sqlite3.IntegrityError as error:  # both existed a moment ago: an index is damaged
                 raise mark_damaged(self.file, str(error)) from error
 
-    def set_leaf(self, conversation_id: str, message_id: str) -> None:
+    def set_leaf(self, conversation_id: str, message_id: str | None) -> None:
         self.write("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
 
     def update_reply(self, message: Message) -> None:
@@ -238,7 +238,7 @@ class Database(DatabaseFile):
                 db.execute("DELETE FROM draft_attachments WHERE conversation_id = ?", (id,))
                 db.executemany(
                     f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE {exists}",
-                    [(id, i, a.name, a.size, a.hash, a.text, a.data, a.whole, a.source) for i, a in enumerate(files)],
+                    _attachment_rows(id, files),
                 )
 
     def _leaf_of(self, conversation_id: str) -> str | None:
@@ -268,14 +268,16 @@ def insert_message(db: sqlite3.Connection, new: Message, *, is_new: bool = True)
     db.executemany(
         "INSERT INTO attachments (message_id, position, name, size, hash, text, data, whole, source)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (stored.id, i, a.name, a.size, a.hash, a.text, a.data, a.whole, a.source)
-            for i, a in enumerate(stored.attachments)
-        ],
+        _attachment_rows(stored.id, stored.attachments),
     )
     query = "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?"
     db.execute(query, (stored.id, created, stored.conversation_id))
     return stored
+
+
+def _attachment_rows(owner_id: str, attachments: Sequence[Attachment]) -> list[tuple[object, ...]]:
+    rows = enumerate(attachments)
+    return [(owner_id, i, a.name, a.size, a.hash, a.text, a.data, a.whole, a.source) for i, a in rows]
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def switch(database: Database, conversation_id: str, message_id: str) -> None:
     with database.transaction() as db:
         if not db.execute("SELECT 1 FROM messages WHERE id = ?", (message_id,)).fetchone():
             raise ConversationGone
-        _set_leaf(db, conversation_id, _newest_leaf(db, message_id))
+        database.set_leaf(conversation_id, _newest_leaf(db, message_id))
 
 
 def copy_to_branch(database: Database, parent_id: str | None, messages: Sequence[Message], leaf_id: str) -> None:
@@ -144,7 +144,7 @@ def remove(database: Database, message: Message) -> RemovedMessages:
             ids = [row["id"] for row in db.execute(siblings, (message.conversation_id, message.parent_id))]
             position = ids.index(message.id) if message.id in ids else 0
             beside = ids[position - 1] if position else next(iter(ids[1:2]), None)
-            _set_leaf(db, message.conversation_id, _newest_leaf(db, beside) if beside else message.parent_id)
+            database.set_leaf(message.conversation_id, _newest_leaf(db, beside) if beside else message.parent_id)
         attached = f"{_DESCENDANTS} SELECT attachments.* FROM attachments WHERE message_id IN (SELECT id FROM down)"
         attachments = tuple(dict(row) for row in db.execute(attached, (message.id,)))
         # Newest first: SQLite limits a cascade to a depth of 1,000 messages.
@@ -182,7 +182,7 @@ def restore_messages(database: Database, first_id: str) -> None:
         insert_rows(db, "attachments", removed.attachments)
         db.execute("DELETE FROM removed WHERE id = ?", (first_id,))
         db.execute("UPDATE conversations SET deleted_at = NULL WHERE id = ?", (removed.conversation_id,))
-        _set_leaf(db, removed.conversation_id, removed.leaf_id)
+        database.set_leaf(removed.conversation_id, removed.leaf_id)
         _set_title(db, removed.conversation_id, removed.title)
 
 
@@ -227,10 +227,6 @@ def _texts(messages: Iterable[Any], attachments: Iterable[Any]) -> Iterator[str]
     """Yield the texts in rows of the tables `messages` and `attachments`."""
     yield from (searchable_text(message_from_row(row)) for row in messages)
     yield from (f"{as_text(row['name'])}\n{as_text(row['text'])}" for row in attachments)
-
-
-def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | None) -> None:
-    db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
 
 
 def _set_title(db: sqlite3.Connection, conversation_id: str, title: str) -> None:
