@@ -13,6 +13,7 @@ from kvchat.chat.attachments import AttachmentError, picture_attachment
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import insert_rows
 from kvchat.chat.record.messages import (
+    MAX_TIMESTAMP,
     MessageState,
     Receipt,
     Role,
@@ -40,7 +41,6 @@ _ATTACHMENT_TYPES: RequiredTypes = {"name": str, "size": int, "hash": str, "text
 MAX_MESSAGES = 100_000  # per conversation
 MAX_TEXT = 64_000_000  # characters of a message or attachment: no attached file has more
 MAX_TITLE = 1000  # characters; longer titles are cut
-_LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the maximum of datetime
 _MAX_INTEGER = 2**63 - 1  # SQLite's limit
 _OWN_ID = re.compile("[0-9a-f]{32}")
 _NAMESPACE = uuid.UUID("0c2f5c2e-6a0b-4a7e-8a53-9b7f1d2f4c11")  # the same file always gives the same ids
@@ -206,7 +206,7 @@ def _checked_values(values: Row, required: RequiredTypes, description: str) -> R
     for name, types in required.items():
         if not isinstance(values.get(name), types) or isinstance(values[name], bool):
             raise BadConversation(_("{what} has no valid “{name}”", what=description, name=name))
-        if name.endswith("_at") and not 0 <= values[name] <= _LATEST:
+        if name.endswith("_at") and not 0 <= values[name] <= MAX_TIMESTAMP:
             raise BadConversation(_("{what} has an out-of-range time in “{name}”", what=description, name=name))
     clean = {}
     for name, value in values.items():

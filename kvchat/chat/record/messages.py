@@ -47,9 +47,7 @@ WRITTEN_HERE, AWAITS_MODEL = "", "awaits_model"  # the latter: a question to ans
 NO_RESULT = "No result."  # for the model, where a call's result is missing
 NEW_CHAT_ID = ""  # the conversation not begun yet, with a draft but no id
 QUEUED_PREFIX = "queue/"  # prefix of a conversation's id: draft to send after the current reply
-UNFINISHED_STATES = frozenset(
-    {MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED}
-)  # replies to continue
+UNFINISHED_STATES = (MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED)  # replies to continue
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def searchable_text(message: Message) -> str:
     return "\n".join(part for part in (message.content, *calls, *documents) if part)
 
 
-_MAX_TIMESTAMP = 253402300799.0  # seconds since 1970: the end of the year 9999, the maximum of datetime
+MAX_TIMESTAMP = 253402300799.0  # seconds since 1970: the end of the year 9999, the maximum of datetime
 
 _RECEIPT_TYPES = get_type_hints(Receipt)
 
@@ -285,7 +283,7 @@ def _optional_text(value: Any) -> str | None:
 
 
 def as_datetime(value: Any) -> datetime:
-    fits = isinstance(value, int | float) and 0 <= value <= _MAX_TIMESTAMP
+    fits = isinstance(value, int | float) and 0 <= value <= MAX_TIMESTAMP
     return datetime.fromtimestamp(value if fits else 0, UTC)
 
 
