@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,8 @@ async def test_two_chats_are_answered_concurrently(two: Stage) -> None:
 
 
 @needs_links
-async def test_fitting_a_document_waits_for_running_replies(two: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", ["a reply", "fitting a document"])
+async def test_another_model_waits_for_running_replies(two: Stage, tmp_path: Path, work: str) -> None:
     chats = [await two.answered_chat(), await two.chat()]
     other = tmp_path / "other.gguf"
     other.symlink_to(str(two.settings.model_path))
@@ -88,31 +90,18 @@ async def test_fitting_a_document_waits_for_running_replies(two: Stage, tmp_path
     two.fake.set(FAKE_HOLD_DURING="stream")
     reply = two.service.send(chats[0], OTHER)
     await two.until(lambda: two.service.answering_chats)
-    document = document_from_text("a.txt", "word " * 50)
-    fit = two.service.context.quote_longest(chats[1], "Why?", (document,), start_engine=True)
-    fitting = asyncio.create_task(fit)
-    await two.until(lambda: two.slots._engine_changes)
+    if work == "a reply":
+        waiting: asyncio.Future[Any] = two.service.send(chats[1], OTHER)
+        await two.until(lambda: two.slots.blocking_chat(chats[1]) == chats[0])
+    else:
+        document = document_from_text("a.txt", "word " * 50)
+        fit = two.service.context.quote_longest(chats[1], "Why?", (document,), start_engine=True)
+        waiting = asyncio.create_task(fit)
+        await two.until(lambda: two.slots._engine_changes)
     assert len(two.fake.launches()) == 1, "the engine does not change during a reply"
     two.fake.set(FAKE_HOLD_DURING=None)
     assert await reply
-    assert await fitting == (document,)
-    assert len(two.fake.launches()) == 2
-
-
-@needs_links
-async def test_chat_with_another_model_waits_for_running_replies(two: Stage, tmp_path: Path) -> None:
-    chats = [await two.answered_chat(), await two.chat()]
-    other = tmp_path / "other.gguf"
-    other.symlink_to(str(two.settings.model_path))
-    await two.service.use_model(chats[1], str(other))
-    two.fake.set(FAKE_HOLD_DURING="stream")
-    replies = [two.service.send(chats[0], OTHER)]
-    await two.until(lambda: two.service.answering_chats)
-    replies.append(two.service.send(chats[1], OTHER))
-    await two.until(lambda: two.slots.blocking_chat(chats[1]) == chats[0])
-    assert len(two.fake.launches()) == 1, "the engine does not change during a reply"
-    two.fake.set(FAKE_HOLD_DURING=None)
-    assert all(await asyncio.gather(*replies))
+    assert await waiting
     assert len(two.fake.launches()) == 2
 
 
