@@ -5,10 +5,11 @@ import pytest
 from kvchat.chat.events import FirstToken, ReplyFinished
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import receipt_line
-from kvchat.session.events import RestoreFailed
+from kvchat.session.events import RestoreFailed, Saved
+from kvchat.session.proof import Source
+from kvchat.text.reasons import Reason, ReasonCode
 from kvchat.ui.chat.turn_status import TurnStatus
 from tests.chat.stage import QUESTION, Stage
-from tests.store_contents import spoil
 
 OTHER = "Something quite different about a violin, a lamp and a clock."
 SYSTEM = "You are a gardener who knows every river, every garden and every tree in this country by its name. " * 3
@@ -72,26 +73,34 @@ async def test_strip_and_receipt_agree(stage: Stage, case: str, text: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "text"),
+    ("switches", "text", "reason"),
     [
-        ("hollow", "reprocessed: the loaded memory was not used"),
-        ("refused", "reprocessed: the engine rejected its memory"),
-        ("died", "reprocessed: the engine crashed while loading its memory"),
-        ("damaged", "reprocessed"),
+        (
+            {"FAKE_HOLLOW_RESTORE": 1},
+            "reprocessed: the loaded memory was not used",
+            ReasonCode.HOLLOW_RESTORE,
+        ),
+        ({"FAKE_REFUSE_RESTORE": 1}, "reprocessed: the engine rejected its memory", ReasonCode.REFUSED),
+        (
+            {"FAKE_DIE_DURING": "restore"},
+            "reprocessed: the engine crashed while loading its memory",
+            ReasonCode.DIED_OVER_RESTORE,
+        ),
     ],
 )
-async def test_strip_and_receipt_agree_on_failed_restores(stage: Stage, fault: str, text: str) -> None:
+async def test_failed_restore_falls_back_to_prefill_and_strip_and_receipt_agree(
+    stage: Stage, switches: dict[str, object], text: str, reason: ReasonCode
+) -> None:
     chat = await stage.answered_chat()
-    await stage.runtime.close()
-    if fault == "damaged":
-        for file in stage.kept().block_files():
-            spoil(file, "flipped")
-    else:
-        switches = {"hollow": "FAKE_HOLLOW_RESTORE", "refused": "FAKE_REFUSE_RESTORE"}
-        stage.fake.set(**({"FAKE_DIE_DURING": "restore"} if fault == "died" else {switches[fault]: 1}))
+    stage.fake.set(**switches)
     await stage.restart()
-    await stage.answered(chat, f"And then? {QUESTION}")
-    live, end, receipt = remarks_and_receipt(stage, chat)
+    receipt = await stage.answered(chat, f"And then? {QUESTION}")
+    assert (receipt.source, receipt.hollow) == (Source.COLD, reason is ReasonCode.HOLLOW_RESTORE)
+    told = stage.of(RestoreFailed)[0].reason
+    assert receipt.miss_reason in (told, Reason(ReasonCode.SET_ASIDE, {"reason": told}))  # as the engine started
+    assert told.code is reason
+    assert stage.of(Saved), "the new state must be saved again"
+    live, end, line = remarks_and_receipt(stage, chat)
     assert live == end
     assert live.startswith(text)
-    assert live.partition(":")[0] == receipt.partition(":")[0]
+    assert live.partition(":")[0] == line.partition(":")[0]

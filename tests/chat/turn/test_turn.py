@@ -12,10 +12,11 @@ from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
 from kvchat.kvstore import saver
 from kvchat.kvstore.blocks.absorb import PreviousSave, split_slot_file
 from kvchat.kvstore.blocks.recipe import Recipe
-from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
+from kvchat.session.events import Restored, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from kvchat.text.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
+from tests.chat.turn.test_live_words import remarks_and_receipt
 from tests.engine_fixtures import FakeEngine
 from tests.store_contents import spoil
 from tests.systems import WARM, needs_signals
@@ -109,28 +110,6 @@ async def test_states_of_two_chats_do_not_mix(stage: Stage) -> None:
     assert all(("Alpha" in text) != ("Omega" in text) for text in texts)
 
 
-@pytest.mark.parametrize(
-    ("switches", "reason"),
-    [
-        ({"FAKE_HOLLOW_RESTORE": 1}, ReasonCode.HOLLOW_RESTORE),
-        ({"FAKE_REFUSE_RESTORE": 1}, ReasonCode.REFUSED),
-        ({"FAKE_DIE_DURING": "restore"}, ReasonCode.DIED_OVER_RESTORE),
-    ],
-)
-async def test_failed_restore_falls_back_to_prefill(
-    stage: Stage, switches: dict[str, object], reason: ReasonCode
-) -> None:
-    chat = await stage.answered_chat()
-    stage.fake.set(**switches)
-    await stage.restart()
-    receipt = await stage.answered(chat, "And then?")
-    assert (receipt.source, receipt.hollow) == (Source.COLD, reason is ReasonCode.HOLLOW_RESTORE)
-    told = stage.of(RestoreFailed)[0].reason
-    assert receipt.miss_reason in (told, Reason(ReasonCode.SET_ASIDE, {"reason": told}))  # as the engine started
-    assert told.code is reason
-    assert stage.of(Saved), "the new state must be saved again"
-
-
 @pytest.mark.parametrize("how", ["abort", pytest.param("kill", marks=needs_signals)])
 async def test_engine_crash_over_a_restored_state_sets_it_aside(stage: Stage, how: str) -> None:
     """A killed engine does not count as a crash."""
@@ -157,6 +136,9 @@ async def test_damaged_block_never_reaches_the_engine(stage: Stage, damage: str)
     receipt = await stage.answered(chat, "And then?")
     assert receipt.source is Source.COLD
     assert receipt.miss_reason
+    live, end, line = remarks_and_receipt(stage, chat)
+    assert live == end
+    assert live.partition(":")[0] == line.partition(":")[0] == "reprocessed"
     assert not stage.requests("/slots/0?action=restore")
     assert (await stage.answered(chat, "And now?")).source is Source.HOT
 
