@@ -75,10 +75,7 @@ async def test_pictures_are_kept_with_the_result_and_travel_with_the_chat(
     edited = next(message for message in await stage.messages(chat) if message.role is Role.TOOL)
     assert (edited.attachments, edited.links, edited.is_unseen) == (result.attachments, result.links, True)
 
-    for form in ExportForm:
-        export_file(stage.database, [chat], form, tmp_path / f"out.{form.value}")
-    assert 'src="data:image/png;base64,' in (tmp_path / "out.html").read_text("utf-8")
-    assert "*Attached: weather 1.png*" in (tmp_path / "out.md").read_text("utf-8")
+    export_file(stage.database, [chat], ExportForm.JSON, tmp_path / "out.json")
     there = open_library(tmp_path / "there")
     assert import_paths(there, [tmp_path / "out.json"]).problems == ()
     (arrived,) = [message for message in there.branch(chat) if message.role is Role.TOOL]
