@@ -12,8 +12,10 @@ import pytest
 from kvchat.chat.deletion import DeletedEntry, entries, purge_abandoned
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import ConversationGone, Database
+from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Attachment, MessageState, Role
 from kvchat.chat.record.tree import ParentDeleted
+from kvchat.chat.search import find
 from kvchat.session.proof import Source
 from tests.chat.stage import Stage
 from tests.chat.test_permanent import let_days_pass
@@ -80,6 +82,30 @@ async def test_expired_chat_is_deleted_while_kvchat_runs(stage: Stage) -> None:
     await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=3))
     await stage.until(lambda: not stage.save_points())
     assert await deleted_entries(stage) == []
+
+
+async def test_chats_are_deleted_at_exit_if_none_are_kept(stage: Stage) -> None:
+    await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=0))
+    ids = [await stage.chat() for _ in range(2)]
+    await stage.ask(ids[0], "Hello marmot")
+    await stage.service.recently_deleted.delete(ids)
+    await stage.service.recently_deleted.restore_chats(ids[1:])
+    stage.service.close()
+    await stage.idle()
+    assert [row["id"] for row in stage.database.rows("SELECT id FROM conversations")] == ids[1:]
+    assert stage.save_points() == []
+    assert find(stage.database, "marmot") == ()
+
+
+async def test_failed_deletion_does_not_prevent_a_start(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(database: Database, conversation_id: str) -> None:
+        raise StorageFailed("no")
+
+    chat = await stage.chat()
+    stage.database.write("UPDATE conversations SET deleted_at = 1700000001, deleted_s = 1e8", ())
+    monkeypatch.setattr(Database, "delete", fail)
+    await stage.restart()
+    assert [entry.id for entry in await deleted_entries(stage)] == [chat]
 
 
 async def test_later_check_does_not_delay_an_earlier_one(stage: Stage) -> None:
