@@ -273,13 +273,10 @@ class MainWindow(QMainWindow):
 
     def open_chat_settings(self, id: str | None = None) -> None:
         """Open the settings of a chat, by default the open one, which may be a new chat that is not stored yet."""
-        from kvchat.ui.settings.presets import EditedChat
-
         conversations, id = self.chat.conversations, id or self.chat.current
         conversation = conversations.conversation(id)
-        self.side_windows.open_chat_settings(
-            EditedChat(id, conversations.title(id), conversation.model if conversation else None)
-        )
+        model = conversation.model if conversation else None
+        self.side_windows.open_chat_settings().show_chat(id, conversations.title(id), model)
 
     def _handlers(self) -> dict[str, Callable[[], object]]:
         return {

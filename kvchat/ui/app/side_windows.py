@@ -18,7 +18,7 @@ from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.programs.programs_window import ProgramsWindow
 from kvchat.ui.settings.api_server import ApiServerPage
 from kvchat.ui.settings.engines import EnginePage
-from kvchat.ui.settings.presets import ChatSettingsWindow, EditedChat, PresetsPage
+from kvchat.ui.settings.presets import ChatSettingsWindow, PresetsPage
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.settings.tools import ToolsPage
@@ -79,11 +79,9 @@ class SideWindows(QObject):
     def open_engine_settings(self) -> SettingsWindow:
         return self.open_settings(EnginePage.name)
 
-    def open_chat_settings(self, chat: EditedChat) -> ChatSettingsWindow:
+    def open_chat_settings(self) -> ChatSettingsWindow:
         presets = partial(self.open_settings, PresetsPage.name)
-        window = self._open(ChatSettingsWindow, chat_started=self.chat_started, presets_requested=presets)
-        window.show_chat(chat)
-        return window
+        return self._open(ChatSettingsWindow, chat_started=self.chat_started, presets_requested=presets)
 
     def open_models(self) -> ModelsWindow:
         window = self._open(ModelsWindow, model_used=self.model_used, starter_requested=self.starter_requested)

@@ -1,7 +1,7 @@
 """Presets and chat settings: the form that both use, a window for each, and the settings page of presets."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
@@ -227,20 +227,13 @@ class PresetsPage(SettingsPage):
 _EMPTY_FIELD = N_("Leave a field empty to use the model’s default (shown in gray).")
 
 
-@dataclass(frozen=True)
-class EditedChat:
-    id: str | None  # None if the chat does not exist yet
-    title: str
-    model: str | None  # path
-
-
 class ChatSettingsWindow(OptionsPanel):
     chat_started = Signal(str)  # id of the created chat
     presets_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Chat settings"), parent, size=(600, 720), min_size=(520, 400))
-        self._chat = EditedChat(None, "", None)
+        self._chat_id: str | None = None
         self._saved, self._saved_model = Preset(""), ""
         self._has_messages = False
         self._presets: list[Preset] = []
@@ -254,27 +247,28 @@ class ChatSettingsWindow(OptionsPanel):
         below = row(presets, self.save_as_preset_button, STRETCH, spacing=8)
         self._build(self.title, help, self.notices, model, self.preset, below)
 
-    def show_chat(self, chat: EditedChat) -> None:
-        self._chat = chat
-        self.title.set_text(chat.title)
+    def show_chat(self, id: str | None, title: str, model: str | None) -> None:
+        """Show a chat's settings. `id` is None if the chat does not exist yet; `model` is a path."""
+        self._chat_id = id
+        self.title.set_text(title)
         for action in (self.save_button, self.save_as_preset_button):
             action.setEnabled(False)  # until the form is filled
         self.bring_forward()
-        self.run(self._load(chat))
+        self.run(self._load(id, model))
 
-    async def _load(self, chat: EditedChat) -> None:
+    async def _load(self, id: str | None, model: str | None) -> None:
         runtime, options = self._runtime, self._runtime.chat.options
         await self._load_presets()
         preset, has_messages = await options.default_preset() or Preset(""), False
-        if chat.id is None:
+        if id is None:
             choice = runtime.chat.tool_choice
             preset = replace(preset, options=await choice.for_new_chat(preset.options, preset.model))
         else:
-            settings = await runtime.chat.turn_context.answer_settings(chat.id)
-            preset = Preset("", await options.system_prompt(chat.id), chat.model, settings.options)
-            has_messages = await options.has_messages(chat.id)
+            settings = await runtime.chat.turn_context.answer_settings(id)
+            preset = Preset("", await options.system_prompt(id), model, settings.options)
+            has_messages = await options.has_messages(id)
         model = preset.model or runtime.settings.model_path
-        if not await self._load_options(model, lambda: chat == self._chat, chat_has_begun=has_messages):
+        if not await self._load_options(model, lambda: id == self._chat_id, chat_has_begun=has_messages):
             return  # another conversation was opened meanwhile
         self._has_messages, self._saved_model = has_messages, model or ""
         self._saved = preset
@@ -323,19 +317,19 @@ class ChatSettingsWindow(OptionsPanel):
     def _save(self) -> None:
         if (values := self._read()) is None:
             return
-        chat = self._chat
+        id = self._chat_id
         if not self._has_messages or values.system == self._saved.system:
-            self.run(self._store(chat, values))
+            self.run(self._store(id, values))
             return
         text = _(
             "The system prompt comes before all messages. The chat continues in a new branch, which "
             "the model processes once from the beginning. The current branch stays unchanged."
         )
         title = _("Continue with a different system prompt?")
-        confirm(self, title, text, _("Continue"), lambda: self.run(self._store(chat, values)))
+        confirm(self, title, text, _("Continue"), lambda: self.run(self._store(id, values)))
 
-    async def _store(self, edited: EditedChat, values: Preset) -> None:
-        chat, id, model = self._runtime.chat, edited.id, self.model.path
+    async def _store(self, id: str | None, values: Preset) -> None:
+        chat, model = self._runtime.chat, self.model.path
         await chat.options.validate(values.options)
         if id is None:
             preset = replace(values, model=self._own_model)

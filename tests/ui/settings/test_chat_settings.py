@@ -16,7 +16,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.models.model_choice import distinct_names
-from kvchat.ui.settings.presets import ChatSettingsWindow, EditedChat, PresetDialog, PresetsPage
+from kvchat.ui.settings.presets import ChatSettingsWindow, PresetDialog, PresetsPage
 from tests.library.gguf_files import write_gguf
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.waiting import until
@@ -49,7 +49,7 @@ async def panel(runtime: StagedRuntime, look: Look, window: MainWindow) -> ChatS
 
 
 async def opened(panel: ChatSettingsWindow, conversation_id: str | None = "c1") -> None:
-    panel.show_chat(EditedChat(conversation_id, "Rivers", None))
+    panel.show_chat(conversation_id, "Rivers", None)
     await until(panel.save_button.isEnabled)
 
 
