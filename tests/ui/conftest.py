@@ -1,5 +1,6 @@
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from PySide6.QtWidgets import QApplication
 from qasync import QEventLoop, _SimpleTimer
 
 from kvchat.chat.record.messages import Role
+from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
+from tests.engine_fixtures import FakeEngine
+from tests.library.gguf_files import LLAMA, write_gguf
 from tests.ui.staged_runtime import StagedRuntime
 from tests.ui.windows import on_show
 
@@ -71,6 +75,24 @@ def in_network(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr("kvchat.ui.settings.other_computer.find_shared", find_shared)
     return found
+
+
+@pytest.fixture
+def real_settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
+    """Return settings of a real kvchat with the fake engine; its servers have free ports."""
+    with socket.socket() as api, socket.socket() as sharing:
+        for port in (api, sharing):
+            port.bind(("127.0.0.1", 0))
+        api_port, share_port = api.getsockname()[1], sharing.getsockname()[1]
+    return Settings(
+        model_path=str(write_gguf(tmp_path / "heron.gguf", dict(LLAMA))),
+        engine_path=str(fake_engine.path),
+        context_size=8192,
+        free_floor_bytes=0,
+        api_port=api_port,
+        api_any_model=True,
+        share_port=share_port,
+    )
 
 
 @pytest.fixture

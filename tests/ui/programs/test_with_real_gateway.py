@@ -1,10 +1,8 @@
 """From the switch in the settings to a request's receipt, with the real window, runtime and API server."""
 
-import socket
 from pathlib import Path
 
 import httpx2
-import pytest
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
@@ -12,31 +10,15 @@ from kvchat.settings import Settings
 from kvchat.text.reasons import ReasonCode
 from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.api_server import ApiServerPage
-from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
 from tests.gateway.test_rewriting import TODAY, TOMORROW
-from tests.library.gguf_files import LLAMA, write_gguf
 from tests.ui.windows import Open, begun
 
 
-@pytest.fixture
-def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
-    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return Settings(
-        model_path=str(model),
-        engine_path=str(fake_engine.path),
-        context_size=8192,
-        free_floor_bytes=0,
-        api_port=port,
-        api_any_model=True,
-    )
-
-
-async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings, look: Look, qtbot: QtBot) -> None:
-    async with begun(tmp_path / "home", settings, look) as shown:
+async def test_from_the_switch_to_the_receipt(
+    tmp_path: Path, real_settings: Settings, look: Look, qtbot: QtBot
+) -> None:
+    async with begun(tmp_path / "home", real_settings, look) as shown:
         page = shown.window.side_windows.open_settings(ApiServerPage.name).page(ApiServerPage)
         assert not page.address.isVisible()
         page.change("api_server", True)

@@ -21,9 +21,7 @@ from kvchat.system.pairing import MAX_WRONG_CODES
 from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.devices import DevicesPage, PairingDialog
 from kvchat.ui.widgets.layouts import ElidedLabel
-from tests.engine_fixtures import FakeEngine
 from tests.gateway.servers import WORDS, chat_body
-from tests.library.gguf_files import LLAMA, write_gguf
 from tests.ui.windows import Open, begun, button, question
 
 LEFT = Qt.MouseButton.LeftButton
@@ -31,23 +29,11 @@ LONG_NAME = "Ada’s Laptop in the Study on the Second Floor, beside the Window 
 
 
 @pytest.fixture
-def settings(tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Settings:
+async def shown(
+    tmp_path: Path, real_settings: Settings, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Open]:
     monkeypatch.setattr(sharing_service, "_home_addresses", lambda: ["127.0.0.1"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return Settings(
-        model_path=str(write_gguf(tmp_path / "heron.gguf", dict(LLAMA))),
-        engine_path=str(fake_engine.path),
-        context_size=8192,
-        free_floor_bytes=0,
-        share_port=port,
-    )
-
-
-@pytest.fixture
-async def shown(tmp_path: Path, settings: Settings, look: Look) -> AsyncIterator[Open]:
-    async with begun(tmp_path / "home", settings, look) as shown:
+    async with begun(tmp_path / "home", real_settings, look) as shown:
         server = shown.runtime.api_server
         await shown.until(lambda: server.sharing._devices is not None and not server._change_lock.locked())
         yield shown
@@ -176,7 +162,7 @@ async def test_a_code_is_hidden_when_the_dialog_closes_and_replaced_when_it_has_
 
 
 async def test_a_port_that_is_taken_is_reported_and_the_dialog_ends_with_sharing(
-    shown: Open, settings: Settings, qtbot: QtBot
+    shown: Open, real_settings: Settings, qtbot: QtBot
 ) -> None:
     page = page_of(shown)
     with socket.socket() as taken:
@@ -186,7 +172,7 @@ async def test_a_port_that_is_taken_is_reported_and_the_dialog_ends_with_sharing
         page.change("share_devices", True)
         await shown.until(lambda: page.addresses_entry.help.text() == "Sharing could not start. Try another port.")
         assert not page.pair_button.isVisible()
-        page.change("share_port", settings.share_port)
+        page.change("share_port", real_settings.share_port)
         await shown.until(page.pair_button.isVisible)
     dialog_on(page, qtbot)
     page.change("share_devices", False)
