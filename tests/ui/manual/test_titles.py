@@ -32,10 +32,8 @@ def words(node: ast.expr | None) -> Iterator[str]:
     elif isinstance(node, ast.IfExp | ast.BoolOp):
         either = node.values if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
         yield from chain.from_iterable(map(words, either))
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        yield from words(node.func.value)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("_", "N_", "ngettext"):
-        yield from chain.from_iterable(map(words, node.args[:2]))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("_", "N_"):
+        yield from words(node.args[0])
 
 
 def assigned(nodes: list[ast.AST], call: ast.Call, given: ast.expr | None) -> Iterator[ast.expr | None]:
