@@ -49,8 +49,7 @@ def _run_arguments(arguments: Sequence[str], on_start: Callable[[], None] = lamb
 
 
 def _run_command_line(arguments: Sequence[str], on_start: Callable[[], None]) -> int:
-    from kvchat.cli.arguments import parse
-    from kvchat.cli.options import CommandKind
+    from kvchat.cli.options import CommandKind, parse
     from kvchat.settings import load_settings
     from kvchat.system.paths import resolve_paths
     from kvchat.text.language import set_language

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kvchat.cli.options import (
-    ACTION_HEADINGS,
-    COMMANDS,
-    STANDARD_STREAM,
-    Command,
     Options,
     async_command,
-    build_parser,
     flag,
     option,
     owner_command,
+    parse_assignment,
     parse_path,
+    parse_readable_path,
     parse_size,
     parse_token_count,
     positional,
@@ -31,10 +26,8 @@ from kvchat.cli.options import (
     window_command,
 )
 from kvchat.engine.discovery.graphics import Backend
-from kvchat.errors import KvchatError
 from kvchat.settings import SETTING_NAMES
-from kvchat.system.files import run_with_timeout
-from kvchat.text.language import N_, _
+from kvchat.text.language import N_
 from kvchat.transfer.exporting import ExportForm
 
 
@@ -58,10 +51,7 @@ class WindowOptions(Options):
 @window_command("open", help=N_("open chats, models, documents and kvchat:// links in the window"))
 class OpenOptions(WindowOptions):
     targets: tuple[str, ...] = positional(
-        "FILE",
-        N_("files or links to open (default: open the window); `open` may be omitted before them"),
-        (),
-        nargs="*",
+        "FILE", N_("files or links to open (default: open the window); `open` may be omitted before them"), nargs="*"
     )
 
 
@@ -76,12 +66,11 @@ class AskOptions(EngineOptions, JsonOptions):
     tools: tuple[str, ...] = option(
         "NAME",
         N_("tools for a new chat: a server, SERVER/TOOL, or kvchat for the built-in tools; repeatable"),
-        (),
         action="append",
     )
     allow_tools: bool = flag(N_("run all tool calls in this reply without asking"))
     attach: tuple[Path, ...] = option(
-        "FILE", N_("text, PDF or image file to attach; repeatable"), (), type=Path, action="append"
+        "FILE", N_("text, PDF or image file to attach; repeatable"), type=Path, action="append"
     )
     max_tokens: int | None = option("N", N_("stop the reply after N tokens"), type=setting_parser("max_tokens", int))
     temperature: float | None = option(
@@ -89,21 +78,14 @@ class AskOptions(EngineOptions, JsonOptions):
     )
     seed: int | None = option("N", N_("sampling seed"), type=setting_parser("seed", int))
     prompt: str | None = positional(
-        "PROMPT", N_("question, or - for standard input (default: chat in the terminal)"), None, nargs="?"
+        "PROMPT", N_("question, or - for standard input (default: chat in the terminal)"), nargs="?"
     )
 
     def with_input(self) -> AskOptions:
         """Read the question from standard input if it is `-`, or absent without a terminal. Raises KvchatError."""
         if self.prompt is None and sys.stdin.isatty() and not self.as_json:
             return self
-        prompt = read_question() if self.prompt is None or self.prompt == "-" else self.prompt
-        if not prompt.strip():
-            raise KvchatError(
-                _("No question was given"),
-                _("The text is empty."),
-                _("Type the question after the command, or use - to read it from standard input."),
-            )
-        return replace(self, prompt=prompt)
+        return replace(self, prompt=read_question(self.prompt))
 
 
 @owner_command(
@@ -125,11 +107,10 @@ class PrepareOptions(EngineOptions):
     paths: Sequence[Path] = positional(
         "PATH",
         N_("files or folders (if omitted, the existing documents under this name are reprocessed)"),
-        (),
         type=parse_path,
         nargs="*",
     )
-    name: str = option("NAME", N_("name in the library"), "", required=True)
+    name: str = option("NAME", N_("name in the library"), required=True)
 
 
 @owner_command("prepared", "prepared:list_prepared", N_("list prepared documents with their disk use and time saved"))
@@ -153,7 +134,7 @@ owner_command("store", "store:show_usage", N_("show, prune or verify save points
 @owner_command("store prune", "store:prune_store", N_("delete the least valuable save points to reach a target size"))
 class PruneOptions(JsonOptions):
     target_bytes: int = option(
-        "BYTES", N_("target size: 500MB, 2GB or bytes"), 0, type=parse_size, required=True, name="--to"
+        "BYTES", N_("target size: 500MB, 2GB or bytes"), type=parse_size, required=True, name="--to"
     )
     dry_run: bool = flag(N_("show what pruning would delete, without deleting it"))
 
@@ -174,7 +155,7 @@ sync_command("engines", "engines:print_engines", N_("list, test, download or rem
 @async_command("engines test", "engines:test", N_("test an engine with a small model, including save and restore"))
 class TestEngineOptions(JsonOptions):
     path: str | None = positional(
-        "PATH", N_('path of a llama-server, or "embedded" (default: the engine in use)'), None, type=str, nargs="?"
+        "PATH", N_('path of a llama-server, or "embedded" (default: the engine in use)'), nargs="?"
     )
 
 
@@ -185,21 +166,20 @@ class GetEngineOptions(JsonOptions):
     backend: str | None = positional(
         None,
         N_("backend (default: the best one for the GPU)"),
-        None,
         nargs="?",
         choices=[backend.value.lower() for backend in Backend],
     )
 
 
 @owner_command("engines remove", "engines:remove", N_("delete a downloaded engine"))
-class EngineNameOptions(JsonOptions):
+class NameOptions(JsonOptions):
     name: str = positional("NAME", N_("name as listed"))
 
 
 @async_command("models", "models:list_models", N_("list models on this machine, search for and download others"))
 class ModelsOptions(JsonOptions):
     folders: tuple[Path, ...] = option(
-        "DIR", N_("also search this folder; repeatable"), (), type=Path, action="append", name="--folder"
+        "DIR", N_("also search this folder; repeatable"), type=Path, action="append", name="--folder"
     )
 
 
@@ -210,7 +190,7 @@ sync_command("models suggest", "models:suggest_models", N_("suggest models for t
 
 @async_command("models search", "models:search_models", N_("search Hugging Face"))
 class SearchModelsOptions(JsonOptions):
-    words: tuple[str, ...] = positional("WORDS", N_("words in the repository name"), (), nargs="+")
+    words: tuple[str, ...] = positional("WORDS", N_("words in the repository name"), nargs="+")
 
 
 class RepositoryOptions(Options):
@@ -229,9 +209,7 @@ class GetModelOptions(RepositoryOptions):
 
 @owner_command("models use", "models:use_model", N_("use a model on this machine for new chats"))
 class UseModelOptions(JsonOptions):
-    words: tuple[str, ...] = positional(
-        "NAME", N_("name as listed or part of it, or path of a GGUF file"), (), nargs="+"
-    )
+    words: tuple[str, ...] = positional("NAME", N_("name as listed or part of it, or path of a GGUF file"), nargs="+")
 
 
 @sync_command("models token", "models:set_token", N_("save an access token for gated models, read from standard input"))
@@ -258,7 +236,7 @@ class RenameOptions(ChatOptions):
     "chats delete", "chats:delete", N_("delete chats; “Recently deleted” in the window keeps them for a while")
 )
 class ChatsOptions(JsonOptions):
-    chats: tuple[str, ...] = positional("ID", N_("chat id as listed, or its first characters"), (), nargs="+")
+    chats: tuple[str, ...] = positional("ID", N_("chat id as listed, or its first characters"), nargs="+")
 
 
 @sync_command("search", "chats:search_chats", N_("search all chats and attachments"))
@@ -266,21 +244,23 @@ class SearchOptions(JsonOptions):
     words: tuple[str, ...] = positional(
         "WORDS",
         N_('words or beginnings of words, all of which must match; use "quotes" for an exact phrase'),
-        (),
         nargs="+",
     )
 
 
 class PassphraseOptions(Options):
-    passphrase_file: Path | None = option(
-        "FILE", N_("file with the passphrase on its first line; - for standard input"), type=Path
+    passphrase: str | None = option(
+        "FILE",
+        N_("file with the passphrase on its first line; - for standard input"),
+        type=read_passphrase,
+        name="--passphrase-file",
     )
 
 
 @sync_command("export", "chats:export_chats", N_("export chats to a file"))
 class ExportOptions(PassphraseOptions):
     target: Path = positional(
-        "FILE", N_("output file, whose extension sets the format; - for standard output"), STANDARD_STREAM, type=Path
+        "FILE", N_("output file, whose extension sets the format; - for standard output"), type=Path
     )
     chat_id: str | None = option("ID", N_("export only this chat"), name="--chat")
     form: str | None = option(
@@ -294,33 +274,18 @@ class ExportOptions(PassphraseOptions):
 @owner_command("import", "chats:import_chats", N_("import chats from kvchat, ChatGPT, Claude, Open WebUI or LM Studio"))
 class ImportOptions(PassphraseOptions):
     files: tuple[Path, ...] = positional(
-        "FILE", N_("JSON or zip files, folders, or chats exported with memory"), (), type=Path, nargs="+"
+        "FILE", N_("JSON or zip files, folders, or chats exported with memory"), type=parse_readable_path, nargs="+"
     )
-    passphrase: str = ""
-
-    def with_input(self) -> ImportOptions:
-        """Read the passphrase, and check that reading the files does not hang. Raises KvchatError.
-
-        A file that hangs would block the process that owns the data folder.
-        """
-        for file in self.files:
-            try:
-                run_with_timeout(file.stat)
-            except TimeoutError as error:
-                raise KvchatError(_("The file cannot be read"), f"{file}: {error.strerror}.") from error
-            except OSError:
-                continue  # reported when the file is read
-        return replace(self, passphrase=read_passphrase(self.passphrase_file))
 
 
 @sync_command("backup", "chats:back_up", N_("back up chats and settings to a zip file"))
 class BackupOptions(Options):
-    target: Path = positional("FILE", N_("output file; - for standard output"), STANDARD_STREAM, type=Path)
+    target: Path = positional("FILE", N_("output file; - for standard output"), type=Path)
 
 
 @owner_command("restore", "chats:restore_backup", N_("restore a backup; the replaced files are kept"))
 class RestoreOptions(Options):
-    source: Path = positional("FILE", "", STANDARD_STREAM, type=Path)
+    source: Path = positional("FILE", "", type=Path)
     with_engine: bool = flag(N_("also restore the engine and its arguments from the settings in the backup"))
 
 
@@ -339,7 +304,7 @@ class SettingOptions(JsonOptions):
 @owner_command("settings set", "engines:change_setting", N_("change a setting"))
 class ChangeSettingOptions(SettingOptions):
     values: tuple[str, ...] = positional(
-        "VALUE", N_("new value; a size such as 20GB, several values for a list"), (), nargs="+"
+        "VALUE", N_("new value; a size such as 20GB, several values for a list"), nargs="+"
     )
 
 
@@ -354,7 +319,6 @@ class AddServerOptions(JsonOptions):
     launch: tuple[str, ...] = positional(
         "COMMAND",
         N_("command with its arguments (after -- if any of them begin with -), URL, or .mcpb file"),
-        (),
         nargs="+",
     )
     values: tuple[str, ...] = option(
@@ -363,17 +327,10 @@ class AddServerOptions(JsonOptions):
             "environment variable, HTTP header or bundle option; repeatable; "
             "NAME alone takes the value of your environment variable NAME"
         ),
-        (),
+        type=parse_assignment,
         action="append",
         name="--set",
     )
-
-    def with_input(self) -> AddServerOptions:
-        """Resolve the values here, because the owner has another environment and folder. Raises KvchatError."""
-        values = tuple(text if "=" in text else f"{text}={os.environ.get(text, '')}" for text in self.values)
-        is_bundle = len(self.launch) == 1 and self.launch[0].endswith(".mcpb")
-        launch = (str(Path(self.launch[0]).absolute()),) if is_bundle else self.launch
-        return replace(self, values=values, launch=launch)
 
 
 @owner_command(
@@ -382,24 +339,20 @@ class AddServerOptions(JsonOptions):
     N_("import the MCP servers of Claude Desktop, Cursor, LM Studio and VS Code"),
 )
 class ImportServersOptions(JsonOptions):
-    file: Path | None = positional("FILE", N_("import from this JSON file only"), None, type=parse_path, nargs="?")
-
-
-class ServerOptions(JsonOptions):
-    name: str = positional("NAME", N_("name as listed"))
+    file: Path | None = positional("FILE", N_("import from this JSON file only"), type=parse_path, nargs="?")
 
 
 owner_command("tools approve", "tools:approve", N_("approve the command or URL of a server, and its changed tools"))(
-    ServerOptions
+    NameOptions
 )
 
 
 @owner_command("tools test", "tools:test", N_("start a server and list its tools"))
-class TestServerOptions(ServerOptions):
+class TestServerOptions(NameOptions):
     sign_in: bool = flag(N_("sign in to a remote server in the browser first"))
 
 
-owner_command("tools remove", "tools:remove", N_("remove a server and its secrets"))(ServerOptions)
+owner_command("tools remove", "tools:remove", N_("remove a server and its secrets"))(NameOptions)
 
 
 @owner_command(
@@ -408,10 +361,8 @@ owner_command("tools remove", "tools:remove", N_("remove a server and its secret
     N_("show a code to pair a device with this computer, or use the models of another computer"),
 )
 class PairOptions(JsonOptions):
-    address: str | None = positional(
-        "ADDRESS", N_("address of the other computer, which shows a code"), None, nargs="?"
-    )
-    code: str | None = positional("CODE", N_("the code shown on the other computer"), None, nargs="?")
+    address: str | None = positional("ADDRESS", N_("address of the other computer, which shows a code"), nargs="?")
+    code: str | None = positional("CODE", N_("the code shown on the other computer"), nargs="?")
     find: bool = flag(N_("list the computers on the home network that share their models"))
 
 
@@ -433,27 +384,6 @@ class DoctorOptions(JsonOptions):
     retest: bool = flag(N_("repeat the restore test at the next start"))
 
 
-@sync_command("completion", "arguments:print_completion", N_("print a shell completion script"))
+@sync_command("completion", "options:print_completion", N_("print a shell completion script"))
 class ShellOptions(Options):
     shell: str = positional(None, 'for ~/.bashrc: eval "$(kvchat completion bash)"', choices=("bash", "zsh", "tcsh"))
-
-
-def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
-    if list(arguments[1:2]) == ["list"] and arguments[0] in ACTION_HEADINGS:  # the default, which has no name
-        arguments = [arguments[0], *arguments[2:]]
-    parsed = vars(build_parser().parse_args(arguments))
-    command = COMMANDS[parsed["command"]]
-    known = [field.name for field in fields(command.options) if parsed.get(field.name) is not None]
-    values = {name: tuple(parsed[name]) if isinstance(parsed[name], list) else parsed[name] for name in known}
-    return command, command.options(**values)
-
-
-def find_command(name: str) -> Command:
-    return COMMANDS[name]
-
-
-def print_completion(options: ShellOptions) -> int:
-    import shtab
-
-    print(shtab.complete(build_parser(), options.shell))
-    return 0

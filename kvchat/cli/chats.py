@@ -12,7 +12,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
 from kvchat.chat.search import find, index_batch
 from kvchat.cli import arguments
-from kvchat.cli.options import STANDARD_STREAM, Options, read_passphrase
+from kvchat.cli.options import STANDARD_STREAM, Options
 from kvchat.cli.owned import CommandRunner
 from kvchat.cli.terminal import (
     format_columns,
@@ -135,7 +135,7 @@ def search_chats(options: arguments.SearchOptions) -> int:
 def export_chats(options: arguments.ExportOptions) -> int:
     if options.with_memory:
         return _export_with_memory(options)
-    if options.passphrase_file:
+    if options.passphrase:
         title = _("Only an export with memory can be encrypted with a passphrase")
         raise KvchatError(title, "", _("Add --with-memory."))
     form = ExportForm(options.form) if options.form else ExportForm.from_suffix(options.target)
@@ -154,7 +154,7 @@ def _export_with_memory(options: arguments.ExportOptions) -> int:
     if not options.chat_id or options.form or options.target == STANDARD_STREAM:
         title = _("An export with memory contains a single chat and has its own format")
         raise KvchatError(title, "", _("Specify the chat with --chat, and omit --form."))
-    passphrase = read_passphrase(options.passphrase_file)
+    passphrase = options.passphrase or ""
     with _open_database() as database:
         chat = find_chat(database.conversations(), options.chat_id)
         progress, store = partial(show_progress, _("Exporting:")), resolve_paths().save_points
@@ -168,7 +168,7 @@ def _export_with_memory(options: arguments.ExportOptions) -> int:
 async def import_chats(options: arguments.ImportOptions, runner: CommandRunner) -> int:
     runtime = await runner.runtime()
     report = await runtime.transfer.import_files(
-        options.files, lambda done, total: None, options.passphrase, start_engine=True
+        options.files, lambda done, total: None, options.passphrase or "", start_engine=True
     )
     for problem in report.problems:
         print_err(str(problem))

@@ -110,7 +110,7 @@ async def _open_engine_setup(runner: CommandRunner) -> AsyncIterator[EngineSetup
         await setup.close()
 
 
-async def remove(options: arguments.EngineNameOptions, runner: CommandRunner) -> int:
+async def remove(options: arguments.NameOptions, runner: CommandRunner) -> int:
     async with _open_engine_setup(runner) as setup:
         await setup.remove(options.name)
     return print_result(options.as_json, {"removed": options.name}, [_("{name} was removed.", name=options.name)])

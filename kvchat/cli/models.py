@@ -9,7 +9,14 @@ from typing import Any
 
 from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
-from kvchat.cli.terminal import current_terminal, format_columns, pick_fields, print_out, print_result, show_progress
+from kvchat.cli.terminal import (
+    format_columns,
+    pick_fields,
+    print_out,
+    print_result,
+    show_progress,
+    working_folder,
+)
 from kvchat.engine_host.choice import ModelJudge, query_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
@@ -146,8 +153,8 @@ async def download_model(options: arguments.GetModelOptions, runner: CommandRunn
 
 
 async def use_model(options: arguments.UseModelOptions, runner: CommandRunner) -> int:
-    name, terminal = " ".join(options.words), current_terminal.get()
-    path = (terminal.working_folder if terminal else Path.cwd()) / name
+    name = " ".join(options.words)
+    path = working_folder() / name
     if not await asyncio.to_thread(path.is_file):
         path = await _find_model(_model_library(runner), name)
     await _set_default_model(runner, path)

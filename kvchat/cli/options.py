@@ -1,11 +1,12 @@
 """Definitions of commands and options, parsers for values, and the parser for the command line."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.settings import MAX_BYTES, MAX_CONTEXT, validation_error
-from kvchat.system.files import read_regular_file
+from kvchat.system.files import read_regular_file, run_with_timeout
 from kvchat.text.formatting import format_size
 from kvchat.text.language import N_, _, format_number
 
@@ -104,17 +105,16 @@ window_command = partial(_command, CommandKind.WINDOW, target="")
 # Fields of options classes. `metadata` goes to argparse, except `group`: options of one group exclude each other.
 
 
-def option(metavar: str | None, help: str, default: Any = None, *, name: str = "", **metadata: Any) -> Any:
-    return field(
-        default=default, metadata={"name": name, "metavar": metavar, "help": help, "type": decode_argument} | metadata
-    )
+def option(metavar: str | None, help: str, *, name: str = "", **metadata: Any) -> Any:
+    default = () if metadata.get("action") == "append" else None
+    metadata = {"name": name, "metavar": metavar, "help": help, "type": decode_argument} | metadata
+    return field(default=default, metadata=metadata)
 
 
-def positional(metavar: str | None, help: str, default: Any = "", **metadata: Any) -> Any:
-    return field(
-        default=default,
-        metadata={"metavar": metavar, "help": help, "type": decode_argument, "default": None} | metadata,
-    )
+def positional(metavar: str | None, help: str, **metadata: Any) -> Any:
+    default = {None: "", "?": None}.get(metadata.get("nargs"), ())
+    metadata = {"metavar": metavar, "help": help, "type": decode_argument, "default": None} | metadata
+    return field(default=default, metadata=metadata)
 
 
 def flag(help: str, *, name: str = "", **metadata: Any) -> Any:
@@ -159,6 +159,22 @@ def parse_path(name: str) -> Path:
     return Path(name)
 
 
+def parse_readable_path(name: str) -> Path:
+    """Parse the path of a file for the owner of the data folder. Raises KvchatError if reading it would hang there."""
+    with contextlib.suppress(OSError):  # reported when the file is read
+        try:
+            run_with_timeout(Path(name).stat)
+        except TimeoutError as error:
+            raise KvchatError(_("The file cannot be read"), f"{name}: {error.strerror}.") from error
+    return Path(name)
+
+
+def parse_assignment(text: str) -> str:
+    """Parse NAME=VALUE, or NAME for an environment variable of this process, which the owner lacks."""
+    text = decode_argument(text)
+    return text if "=" in text else f"{text}={os.environ.get(text, '')}"
+
+
 def parse_size(text: str) -> int:
     """Parse a size such as "2GB", "1.5 gb", "500M" or "1000000" and return it in bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text, re.IGNORECASE)
@@ -175,7 +191,19 @@ def parse_size(text: str) -> int:
 # Input from standard input and files.
 
 
-def read_question() -> str:
+def read_question(argument: str | None) -> str:
+    """Return the question: the argument or, if that is absent or `-`, standard input. Raises KvchatError."""
+    question = _read_standard_input() if argument is None or argument == "-" else argument
+    if question.strip():
+        return question
+    raise KvchatError(
+        _("No question was given"),
+        _("The text is empty."),
+        _("Type the question after the command, or use - to read it from standard input."),
+    )
+
+
+def _read_standard_input() -> str:
     data = sys.stdin.buffer.read(MAX_QUESTION_BYTES + 1) if sys.stdin else b""
     if len(data) > MAX_QUESTION_BYTES:
         raise KvchatError(
@@ -186,33 +214,53 @@ def read_question() -> str:
     return data.decode("utf-8-sig", "replace").replace("\0", "")
 
 
-def read_passphrase(file: Path | None) -> str:
-    """Return the first line of the file, or "" without a file. Raises KvchatError.
+def read_passphrase(file: str) -> str:
+    """Return the first line of the file, or of standard input if it is `-`. Raises KvchatError.
 
     A passphrase is never a command-line option, because other users could see it.
     """
-    if file is None:
-        return ""
     try:
-        if file == STANDARD_STREAM:
+        if file == str(STANDARD_STREAM):
             text = sys.stdin.readline()
         else:
-            text = read_regular_file(file, MAX_PASSPHRASE_BYTES).decode("utf-8-sig")
+            text = read_regular_file(Path(file), MAX_PASSPHRASE_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise KvchatError(
             _("The passphrase could not be read"), f"{file}: {error}.", _("Specify a text file.")
         ) from error
     passphrase = text.partition("\n")[0].rstrip("\r")
     if not passphrase:
-        raise KvchatError(_("The passphrase is empty"), str(file), _("Put the passphrase on the first line."))
+        raise KvchatError(_("The passphrase is empty"), file, _("Put the passphrase on the first line."))
     return passphrase
+
+
+def find_command(name: str) -> Command:
+    importlib.import_module("kvchat.cli.arguments")  # defines the commands
+    return COMMANDS[name]
+
+
+def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
+    if list(arguments[1:2]) == ["list"] and arguments[0] in ACTION_HEADINGS:  # the default, which has no name
+        arguments = [arguments[0], *arguments[2:]]
+    parsed = vars(build_parser().parse_args(arguments))
+    command = COMMANDS[parsed["command"]]
+    known = [field.name for field in fields(command.options) if parsed.get(field.name) is not None]
+    values = {name: tuple(parsed[name]) if isinstance(parsed[name], list) else parsed[name] for name in known}
+    return command, command.options(**values)
+
+
+def print_completion(options: Any) -> int:
+    import shtab
+
+    print(shtab.complete(build_parser(), options.shell))
+    return 0
 
 
 def build_parser() -> argparse.ArgumentParser:
     argparse._ = _  # type: ignore[attr-defined]  # argparse cannot use kvchat's catalogue otherwise: bpo-12711
     parser = argparse.ArgumentParser("kvchat", epilog=_(_EXIT_CODES), argument_default=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
-    _add_options(parser, COMMANDS[""])
+    _add_options(parser, find_command(""))
     subparsers = {"": parser.add_subparsers(metavar="COMMAND", title=_("commands (default: open the window)"))}
     for command in filter(lambda command: command.name, COMMANDS.values()):
         parent, _space, name = command.name.rpartition(" ")

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvchat.cli.options import STANDARD_STREAM, Command, CommandKind
+from kvchat.cli.options import STANDARD_STREAM, Command, CommandKind, find_command
 from kvchat.cli.terminal import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -152,8 +152,6 @@ class CommandRunner:
         current_terminal.set(terminal)
         try:
             if name != "open":
-                from kvchat.cli.arguments import find_command
-
                 function = await asyncio.to_thread(find_command(name).load_function)
                 code = int(await function(options, self))
             elif self.show_window is None:
@@ -362,7 +360,7 @@ def explain_missing_window(detail: str, advice: str, *, starter: bool) -> int:
     print(_("kvchat cannot open a window. {detail}\n  {advice}", detail=detail, advice=advice), file=sys.stderr)
     if not starter:
         return 1
-    from kvchat.cli.arguments import AskOptions, find_command
+    from kvchat.cli.arguments import AskOptions
 
     options = AskOptions(new=True, starter=True)
     if sys.stdin.isatty():

@@ -123,6 +123,12 @@ def stderr_is_tty() -> bool:
     return sys.stderr.isatty() if terminal is None else terminal.stderr_is_tty
 
 
+def working_folder() -> Path:
+    """Return the folder in which the user started the command."""
+    terminal = current_terminal.get()
+    return Path.cwd() if terminal is None else terminal.working_folder
+
+
 def print_result(wants_json: bool, fields: object, lines: Iterable[str]) -> int:
     print_out(to_json(fields) if wants_json else "\n".join(lines))
     return 0

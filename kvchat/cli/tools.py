@@ -4,12 +4,11 @@ import asyncio
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from kvchat.cli import arguments
 from kvchat.cli.owned import CommandRunner
-from kvchat.cli.terminal import format_columns, print_err, print_result
+from kvchat.cli.terminal import format_columns, print_err, print_result, working_folder
 from kvchat.errors import KvchatError
 from kvchat.system.files import read_regular_file
 from kvchat.text.formatting import one_line
@@ -76,7 +75,7 @@ async def add(options: arguments.AddServerOptions, runner: CommandRunner) -> int
     launch = options.launch
     async with _open_servers(runner) as manager:
         if len(launch) == 1 and launch[0].endswith(".mcpb"):
-            bundle = await asyncio.to_thread(read_bundle, Path(launch[0]))
+            bundle = await asyncio.to_thread(read_bundle, working_folder() / launch[0])
             name = await manager.install(bundle, _pairs(options.values))
         else:
             name = options.name
@@ -117,7 +116,7 @@ async def import_servers(options: arguments.ImportServersOptions, runner: Comman
     return 0 if added else 1
 
 
-async def remove(options: arguments.ServerOptions, runner: CommandRunner) -> int:
+async def remove(options: arguments.NameOptions, runner: CommandRunner) -> int:
     async with _open_servers(runner) as manager:
         await manager.remove(options.name)
     return print_result(
@@ -125,7 +124,7 @@ async def remove(options: arguments.ServerOptions, runner: CommandRunner) -> int
     )
 
 
-async def approve(options: arguments.ServerOptions, runner: CommandRunner) -> int:
+async def approve(options: arguments.NameOptions, runner: CommandRunner) -> int:
     async with _open_servers(runner) as manager:
         source = manager.source(options.name)
         await manager.approve(source.server)

@@ -21,10 +21,8 @@ from kvchat.cli.arguments import (
     PruneOptions,
     SearchModelsOptions,
     WindowOptions,
-    build_parser,
-    parse,
 )
-from kvchat.cli.options import COMMANDS, CommandKind
+from kvchat.cli.options import COMMANDS, CommandKind, build_parser, parse
 from kvchat.errors import KvchatError
 from tests.systems import WINDOWS
 

@@ -60,7 +60,7 @@ def test_importing_a_recently_deleted_chat_restores_it(paths, tmp_path, capsys):
 def test_passphrase_file_with_a_byte_order_mark(tmp_path):
     file = tmp_path / "secret"
     file.write_bytes("correct horse\r\n".encode("utf-8-sig"))
-    assert read_passphrase(file) == "correct horse"
+    assert read_passphrase(str(file)) == "correct horse"
 
 
 def test_one_chat_is_exported_in_a_chosen_format_and_invalid_options_are_refused(paths, tmp_path, capsys):

@@ -15,7 +15,7 @@ from kvchat import __main__
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.cli.arguments import parse
+from kvchat.cli.options import parse
 from kvchat.errors import KvchatError
 from kvchat.system.owner import StartRequest
 from kvchat.system.session_bus import SessionBus
