@@ -73,9 +73,9 @@ class McpSource:
     """One server. Implements ToolSource: event-loop thread only, every method may raise ToolFailed."""
 
     def __init__(self, config: ServerConfig, context: SourceContext) -> None:
-        self.id = config.name
-        self.log = ServerLog()
-        self._config, self._context = config, context
+        self.id, self.log = config.name, ServerLog()
+        self.config = config  # only settings that do not affect how the server starts may change
+        self._context = context
         self._connection: Connection | None = None
         self._starting, self._start_task = asyncio.Lock(), InterruptibleTask()
         self._is_starting = self._tools_changed = self._needs_sign_in = False
@@ -86,30 +86,21 @@ class McpSource:
         self._problems: tuple[str, ...] = ()
 
     @property
-    def config(self) -> ServerConfig:
-        return self._config
-
-    @config.setter
-    def config(self, config: ServerConfig) -> None:
-        """Change settings that do not affect how the server starts."""
-        self._config = config
-
-    @property
     def server(self) -> Server:
         approved = self._context.approvals.tool_digests(self.id)
         tools = tuple(
             ServerTool(
                 tool,
-                tool.name not in self._config.disabled_tools,
+                tool.name not in self.config.disabled_tools,
                 approved is None or approved.get(tool.name) == tool.digest,
                 self._context.approvals.approved_description(self.id, tool.name),
             )
             for tool in self._listed
         )
         return Server(
-            self._config,
+            self.config,
             self._state,
-            self._config.problem or self._reason,
+            self.config.problem or self._reason,
             tools,
             self._problems,
             self._tools_changed and self._is_running,
@@ -122,11 +113,11 @@ class McpSource:
 
     @property
     def _state(self) -> ServerState:
-        if self._config.problem:
+        if self.config.problem:
             return ServerState.INVALID
-        if self._config.disabled:
+        if self.config.disabled:
             return ServerState.OFF
-        if not self._context.approvals.has_launch(self._config):
+        if not self._context.approvals.has_launch(self.config):
             return ServerState.NOT_APPROVED
         if self._is_starting:
             return ServerState.STARTING
@@ -219,7 +210,7 @@ class McpSource:
         state = self._state
         if state in (ServerState.INVALID, ServerState.OFF, ServerState.NOT_APPROVED):
             reason = {
-                ServerState.INVALID: self._config.problem,
+                ServerState.INVALID: self.config.problem,
                 ServerState.OFF: _("The server is turned off."),
                 ServerState.NOT_APPROVED: _("You have not approved the server’s command or URL yet."),
             }[state]
@@ -232,7 +223,7 @@ class McpSource:
         from kvchat.tools.mcp.connection import Connection
         from kvchat.tools.mcp.http import SignIn
 
-        config = await asyncio.to_thread(self._context.secrets.expand, self._config)
+        config = await asyncio.to_thread(self._context.secrets.expand, self.config)
         sign_in = None
         if config.url and not any(name.lower() == "authorization" for name in config.headers):
             sign_in = SignIn(self._context.secrets.store(self.id, OAUTH), open_browser)
