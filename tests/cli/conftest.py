@@ -1,4 +1,4 @@
-"""Fixtures for commands that run in this process (`paths`, `run_json`) or in one of their own (`home`)."""
+"""Fixtures for commands that run in this process (`paths`, `run`, `run_json`) or in one of their own (`home`)."""
 
 import json
 from collections.abc import Callable
@@ -20,12 +20,20 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 
 @pytest.fixture
-def run_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return a function that runs a command and returns what it printed, as `out` and `err`."""
+
     def run(*arguments: str, code: int = 0) -> Any:
-        assert main([*arguments, "--json"]) == code
-        return json.loads(capsys.readouterr().out)
+        capsys.readouterr()
+        assert main([*arguments]) == code
+        return capsys.readouterr()
 
     return run
+
+
+@pytest.fixture
+def run_json(run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments, code=0: json.loads(run(*arguments, "--json", code=code).out)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import kvchat
-from kvchat.__main__ import main
 from kvchat.cli.arguments import (
     AskOptions,
     BenchOptions,
@@ -70,9 +69,8 @@ def test_the_question_comes_from_the_command_line_standard_input_or_a_conversati
 @pytest.mark.parametrize(
     ("shell", "start"), [("bash", "complete -o"), ("zsh", "#compdef kvchat"), ("tcsh", "complete ")]
 )
-def test_completion_scripts_know_every_command(shell, start, capsys):
-    assert main(["completion", shell]) == 0
-    printed = capsys.readouterr().out
+def test_completion_scripts_know_every_command(shell, start, run):
+    printed = run("completion", shell).out
     assert start in printed
     assert all(command in printed for command in ("engines", "chats", "settings", "rename"))
 

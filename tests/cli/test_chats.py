@@ -1,6 +1,5 @@
 """`kvchat chats` in this process."""
 
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -8,7 +7,6 @@ from contextlib import closing
 
 import pytest
 
-from kvchat.__main__ import main
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, MessageState, Role
 from kvchat.system.paths import Paths
@@ -30,40 +28,31 @@ def titles(paths: Paths) -> list[str]:
         return [chat.title for chat in database.conversations()]
 
 
-def test_chats_are_listed_shown_renamed_and_deleted(chats, paths, capfd):
+def test_chats_are_listed_shown_renamed_and_deleted(chats, paths, run, run_json):
     first, old = chats
-    assert main(["chats"]) == 0
-    shown = capfd.readouterr().out
+    shown = run("chats").out
     assert f"{old.id[:8]}  " in shown
     assert "New ␛[31mbirds" in shown
-    assert main(["chats", "--json"]) == 0
-    listed = json.loads(capfd.readouterr().out)["chats"]
+    listed = run_json("chats")["chats"]
     assert {chat["id"] for chat in listed} == {first.id, old.id}
     keys = "id title title_by_user created_at updated_at leaf_id model folder on_top archived"
     assert set(listed[0]) == set(keys.split())
     assert listed[0]["updated_at"].startswith("20")
-    assert main(["chats", "show", first.id[:12]]) == 0
-    assert "A **stork**." in capfd.readouterr().out
-    assert main(["chats", "show", first.id, "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)
-    assert main(["chats", "rename", first.id, " Storks "]) == 0
-    assert "Storks" in capfd.readouterr().out
+    assert "A **stork**." in run("chats", "show", first.id[:12]).out
+    assert run_json("chats", "show", first.id)
+    assert "Storks" in run("chats", "rename", first.id, " Storks ").out
     assert "Storks" in titles(paths)
-    assert main(["chats", "rename", first.id, " "]) == 1
-    assert "needs a title" in capfd.readouterr().err
-    assert main(["chats", "delete", first.id, old.id]) == 0
-    assert "2 chats deleted; kept in Recently deleted for 7 days" in capfd.readouterr().out
+    assert "needs a title" in run("chats", "rename", first.id, " ", code=1).err
+    assert "2 chats deleted; kept in Recently deleted for 7 days" in run("chats", "delete", first.id, old.id).out
     assert titles(paths) == []
-    assert main(["chats"]) == 0
-    assert "Run `kvchat ask` to start one" in capfd.readouterr().out
+    assert "Run `kvchat ask` to start one" in run("chats").out
     with closing(sqlite3.connect(paths.database)) as database:
         assert database.execute("SELECT count(*) FROM messages").fetchone() == (4,), "they can be restored"
 
 
-def test_unknown_and_ambiguous_ids_are_refused(chats, paths, capsys, tmp_path):
+def test_unknown_and_ambiguous_ids_are_refused(chats, paths, tmp_path, run):
     for action in (["show", "zzz"], ["rename", "zzz", "x"], ["delete", "zzz"], ["show", ""]):
-        assert main(["chats", *action]) == 1
-        assert "No chat has the id" in capsys.readouterr().err
+        assert "No chat has the id" in run("chats", *action, code=1).err
     assert len(titles(paths)) == 2
     with closing(Database(paths.database)) as database:
         for number in range(16):  # then at least two of 18 ids start with the same of 16 digits
@@ -71,8 +60,7 @@ def test_unknown_and_ambiguous_ids_are_refused(chats, paths, capsys, tmp_path):
         known = database.conversations()
     digit = Counter(chat.id[0] for chat in known).most_common(1)[0][0]
     for command in (["chats", "show", digit], ["export", "--chat", digit, str(tmp_path / "x")]):
-        assert main(command) == 1
-        refused = capsys.readouterr().err
+        refused = run(*command, code=1).err
         assert f"Several chat ids start with {digit}" in refused
         matches = [chat for chat in known if chat.id.startswith(digit)]
         assert all(f"{chat.id[:8]}  {safe_prose(chat.title)}" in refused for chat in matches[:10])

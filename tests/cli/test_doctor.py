@@ -65,7 +65,7 @@ def store_test_result(paths: Paths, model: str, strategy: Strategy) -> None:
     store_finding(paths.restore_findings, subject, RestoreFinding(strategy, proved=True), 0.0)
 
 
-def test_restore_capabilities_are_shown_once_known_and_can_be_deleted(paths, smollm2, settings, capsys):
+def test_restore_capabilities_are_shown_once_known_and_can_be_deleted(paths, smollm2, settings, run):
     assert "not tested yet" in "\n".join(format_lines(collect_report(paths, settings)))
     save_settings(paths.settings_file, settings)
     assert main(["doctor", "--retest"]) == 0  # there are none yet
@@ -79,9 +79,7 @@ def test_restore_capabilities_are_shown_once_known_and_can_be_deleted(paths, smo
     text = "\n".join(format_lines(report))
     assert "restoring     Chat memory works with this engine and model" in text
     assert "engine: version: 11434" in text
-    capsys.readouterr()
-    main(["doctor", "--retest"])
-    assert "not tested yet" in capsys.readouterr().out
+    assert "not tested yet" in run("doctor", "--retest").out
     assert newest_finding(paths.restore_findings, "another") is not None
 
 
@@ -128,7 +126,7 @@ def test_a_damaged_model_or_an_unusable_engine_is_a_fault(paths, engine, tmp_pat
     assert "CPU only" not in text
 
 
-def test_the_report_as_json_and_its_exit_code(paths, settings, capsys, run_json):
+def test_the_report_as_json_and_its_exit_code(paths, settings, run_json, run):
     save_settings(paths.settings_file, settings)
     report = run_json("doctor")
     assert report["engine"]["kind"] == "llama-server"
@@ -146,8 +144,7 @@ def test_the_report_as_json_and_its_exit_code(paths, settings, capsys, run_json)
     assert report["tray"]["presence"] in ("available", "missing", "unknown")
     assert {entry["name"] for entry in report["directories"]} >= {"config", "data", "save points"}
     save_settings(paths.settings_file, replace(settings, model_path="/nowhere.gguf"))
-    assert main(["doctor"]) == 1
-    assert "The model file is missing" in capsys.readouterr().out
+    assert "The model file is missing" in run("doctor", code=1).out
     report = run_json("doctor", "--model", str(settings.model_path))
     assert (report["model"]["path"], report["model"]["usable"]) == (settings.model_path, True)
     assert load_settings(paths.settings_file).model_path == str(Path("/nowhere.gguf")), "--model is not saved"

@@ -26,9 +26,8 @@ def home(tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatc
     return folder
 
 
-def test_engines_are_listed(home, fake_engine, capsys, run_json):
-    assert main(["engines"]) == 0
-    shown = capsys.readouterr().out
+def test_engines_are_listed(home, fake_engine, run_json, run):
+    shown = run("engines").out
     assert f"* {fake_engine.path}" in shown
     assert "Fake GPU" in shown
     listed = run_json("engines")
@@ -39,24 +38,21 @@ def test_engines_are_listed(home, fake_engine, capsys, run_json):
     assert set(first["devices"][0]) == {"name", "description", "total_bytes", "free_bytes"}
 
 
-def test_an_unusable_engine_is_listed_with_the_reason(home, fake_engine, capsys):
+def test_an_unusable_engine_is_listed_with_the_reason(home, fake_engine, run):
     fake_engine.set(FAKE_VERSION=6000)
-    assert main(["engines"]) == 1
-    assert "build 6000" in capsys.readouterr().out
+    assert "build 6000" in run("engines", code=1).out
 
 
-def test_an_engine_is_tested(home, fake_engine, capsys, run_json):
-    assert main(["engines", "test"]) == 0
-    assert "Chat memory works" in capsys.readouterr().out
+def test_an_engine_is_tested(home, fake_engine, run_json, run):
+    assert "Chat memory works" in run("engines", "test").out
     fake_engine.set(FAKE_EXIT_AT_START="1:error loading model")
     result = run_json("engines", "test", str(fake_engine.path), code=1)
     assert (result["works"], result["steps"][-1]["failed"]) == (False, True)
-    assert main(["engines", "test", "/nowhere"]) == 1
-    assert "nowhere does not exist" in capsys.readouterr().err
+    assert "nowhere does not exist" in run("engines", "test", "/nowhere", code=1).err
 
 
 @not_on_windows("the driver is named as Linux names it")
-def test_an_engine_is_downloaded_used_and_removed(home, fake_engine, github, monkeypatch, capsys, run_json):
+def test_an_engine_is_downloaded_used_and_removed(home, fake_engine, github, monkeypatch, run_json, run):
     monkeypatch.setattr("kvchat.engine_host.setup.detect_graphics", lambda: Graphics("linux", (GpuVendor.AMD,)))
     monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     archive = tarred({f"llama-b11457/{program_name()}": fake_engine.path.read_bytes()})
@@ -65,8 +61,7 @@ def test_an_engine_is_downloaded_used_and_removed(home, fake_engine, github, mon
     program = home / "data" / "engines" / name / program_name()
 
     fake_engine.set(FAKE_NO_GPU=1)
-    assert main(["engines", "get"]) == 1
-    shown = capsys.readouterr().out
+    shown = run("engines", "get", code=1).out
     assert f"from {github.url}/ggml-org/llama.cpp/releases" in shown
     assert "! The engine does not detect the GPU: No Vulkan driver for the GPU was found" in shown
     assert json.loads(settings.read_text())["engine_path"] == str(fake_engine.path), "the old one stays"
@@ -79,10 +74,8 @@ def test_an_engine_is_downloaded_used_and_removed(home, fake_engine, github, mon
     assert listed["fetched"][0]["name"] == name
     assert (listed["engines"][0]["path"], listed["engines"][0]["chosen"]) == (str(program), True)
 
-    assert main(["engines", "get", "rocm"]) == 1
-    assert "No ROCm engine is available" in capsys.readouterr().err
+    assert "No ROCm engine is available" in run("engines", "get", "rocm", code=1).err
     assert main(["engines", "remove", name]) == 0
     assert not program.exists()
     assert json.loads(settings.read_text())["engine_path"] is None
-    assert main(["engines", "remove", name]) == 1
-    assert "No downloaded engine" in capsys.readouterr().err
+    assert "No downloaded engine" in run("engines", "remove", name, code=1).err

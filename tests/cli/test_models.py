@@ -44,7 +44,7 @@ def hub(user_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-def test_models_on_this_machine_are_listed(user_home, tmp_path, capsys, run_json):
+def test_models_on_this_machine_are_listed(user_home, tmp_path, run_json, run):
     studio = user_home / ".lmstudio" / "models" / "org" / "Thing"
     studio.mkdir(parents=True)
     write_gguf(studio / "Thing-F32.gguf")
@@ -54,8 +54,7 @@ def test_models_on_this_machine_are_listed(user_home, tmp_path, capsys, run_json
     assert (thing["name"], thing["source"], thing["verdict"]) == ("Thing-F32", "LM Studio", "fits")
     assert (thing["trained_context"], thing["quantisation"]) == (4096, "F32")
     assert half["problem"].startswith("The model file is incomplete")
-    assert main(["models", "--folder", str(tmp_path / "mine")]) == 0
-    text = capsys.readouterr().out
+    text = run("models", "--folder", str(tmp_path / "mine")).out
     assert "Thing-F32  F32" in text
     assert "half: The model file is incomplete." in text
 
@@ -69,7 +68,7 @@ def test_suggestions_suit_the_gpu(free, tier):
         assert suggestion.size < (suggestion.memory_gb or 32) * 10**9
 
 
-def test_a_model_is_searched_listed_and_downloaded(hub, paths, capsys, run_json):
+def test_a_model_is_searched_listed_and_downloaded(hub, paths, run_json, run):
     answer = run_json("models", "suggest")
     assert set(answer["suggestions"][0]) == {"memory_gb", "repository", "quantisation", "size", "why"}
     assert {suggestion["memory_gb"] for suggestion in answer["suggestions"]} == {answer["memory_gb"]}
@@ -82,15 +81,12 @@ def test_a_model_is_searched_listed_and_downloaded(hub, paths, capsys, run_json)
     assert set(files[0]) == {"name", "quantisation", "size", "parts", "verdict"}
     assert set(files[0]["parts"][0]) == {"path", "size", "sha256"}
     for arguments in (["search", "thing"], ["files", REPOSITORY]):
-        assert main(["models", *arguments]) == 0
-        assert "Thing-7B" in capsys.readouterr().out
-    assert main(["models", "get", f"{REPOSITORY}:q8_0", "--use"]) == 0
+        assert "Thing-7B" in run("models", *arguments).out
     path = paths.models / REPOSITORY / "Thing-7B-Q8_0.gguf"
-    assert capsys.readouterr().out == f"{path}\n"
+    assert run("models", "get", f"{REPOSITORY}:q8_0", "--use").out == f"{path}\n"
     assert load_settings(paths.settings_file).model_path == str(path)
     assert [model["source"] for model in run_json("models")["models"]] == ["kvchat"]
-    assert main(["models", "search", "unheard", "of"]) == 0
-    assert "unheard of" in capsys.readouterr().out
+    assert "unheard of" in run("models", "search", "unheard", "of").out
 
 
 def test_a_token_is_read_from_standard_input_and_used(hub, paths, capsys, monkeypatch, catalogues):
@@ -122,7 +118,7 @@ def test_a_file_is_selected_by_quantisation_or_name():
         select_file(repository("Q5_0", "Q8_0"), "")
 
 
-def test_a_local_model_is_chosen_by_part_of_its_name_or_its_path(paths, tmp_path, capsys, run_json):
+def test_a_local_model_is_chosen_by_part_of_its_name_or_its_path(paths, tmp_path, run_json, run):
     models = paths.models
     models.mkdir(parents=True)
     big, small, elsewhere = models / "Heron-7B-Q4_K_M.gguf", models / "Heron-1B-Q8_0.gguf", tmp_path / "stork.gguf"
@@ -131,8 +127,7 @@ def test_a_local_model_is_chosen_by_part_of_its_name_or_its_path(paths, tmp_path
     for name, path in (("heron-7b", big), ("HERON-1B", small), (str(elsewhere), elsewhere)):
         assert run_json("models", "use", name) == {"model_path": str(path)}
         assert load_settings(paths.settings_file).model_path == str(path)
-    assert main(["models", "use", "heron"]) == 1
-    assert "Available: Heron-1B-Q8_0, Heron-7B-Q4_K_M" in capsys.readouterr().err
+    assert "Available: Heron-1B-Q8_0, Heron-7B-Q4_K_M" in run("models", "use", "heron", code=1).err
     assert main(["models", "use", "pelican"]) == 1
     assert load_settings(paths.settings_file).model_path == str(elsewhere)
 

@@ -4,7 +4,6 @@ from contextlib import closing
 
 import pytest
 
-from kvchat.__main__ import main
 from kvchat.chat.record.messages import Attachment, Conversation, MessageState, Role
 from kvchat.system.paths import Paths
 from tests.transfer.library import open_library
@@ -19,23 +18,18 @@ def chat(paths: Paths) -> Conversation:
     return chat
 
 
-def test_matches_are_printed_and_highlighted_in_a_terminal(chat, capsys, monkeypatch):
-    assert main(["search", "stork"]) == 0
-    assert capsys.readouterr().out == f"{chat.id}  Birds\n    The stork, no.\n"
-    assert main(["search", "heron", "京"]) == 0
-    assert "北京 in here?" in capsys.readouterr().out
-    assert main(["search", "heron"]) == 0
-    assert "    birds.txt: a Heron␛[31m\n" in capsys.readouterr().out
+def test_matches_are_printed_and_highlighted_in_a_terminal(chat, monkeypatch, run):
+    assert run("search", "stork").out == f"{chat.id}  Birds\n    The stork, no.\n"
+    assert "北京 in here?" in run("search", "heron", "京").out
+    assert "    birds.txt: a Heron␛[31m\n" in run("search", "heron").out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    main(["search", "stork"])
-    assert "The \x1b[1mstork\x1b[0m, no." in capsys.readouterr().out
+    assert "The \x1b[1mstork\x1b[0m, no." in run("search", "stork").out
 
 
-def test_matches_as_json_and_the_exit_code_without_matches(chat, run_json, capsys):
+def test_matches_as_json_and_the_exit_code_without_matches(chat, run_json, run):
     (match,) = run_json("search", "heron")["chats"]
     assert (match["conversation_id"], match["title"], match["in_document"]) == (chat.id, "Birds", True)
     assert set(match) == {"conversation_id", "title", "message_ids", "excerpt", "marks", "in_document"}
     start, end = match["marks"][0]
     assert match["excerpt"][start:end] == "Heron"
-    assert main(["search", "--json", "xyzzy"]) == 1
-    assert capsys.readouterr() == ('{\n  "chats": []\n}\n', "No matches.\n")
+    assert run("search", "--json", "xyzzy", code=1) == ('{\n  "chats": []\n}\n', "No matches.\n")

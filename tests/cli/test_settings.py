@@ -13,9 +13,8 @@ def no_programs(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
 
 
-def test_all_are_listed(run_json, capsys):
-    assert main(["settings"]) == 0
-    shown = capsys.readouterr().out
+def test_all_are_listed(run_json, run):
+    shown = run("settings").out
     assert all(name in shown for name in SETTING_NAMES)
     assert run_json("settings")["zoom"] == 100
 
@@ -60,9 +59,8 @@ def test_one_is_changed_and_reset(arguments, value, paths, run_json):
         (["zoom", "1", "2"], "2 values were given"),
     ],
 )
-def test_an_invalid_value_is_refused(arguments, reason, paths, capsys):
-    assert main(["settings", "set", *arguments]) == 1
-    assert reason in capsys.readouterr().err
+def test_an_invalid_value_is_refused(arguments, reason, paths, run):
+    assert reason in run("settings", "set", *arguments, code=1).err
     assert load_settings(paths.settings_file) == Settings()
 
 
@@ -73,11 +71,10 @@ def test_an_unknown_name_is_a_usage_error(capsys):
     assert "zoom" in capsys.readouterr().err
 
 
-def test_a_running_kvchat_applies_a_change(paths, capsys):
+def test_a_running_kvchat_applies_a_change(paths, run):
     """Otherwise it would overwrite the change with its own settings."""
     with running_owner(paths.ensure()) as owner:
         assert main(["settings", "set", "zoom", "150"]) == 0
         assert owner.settings.zoom == 150
-        assert main(["models", "use", "x"]) == 1
-    assert "No model" in capsys.readouterr().err
+        assert "No model" in run("models", "use", "x", code=1).err
     assert load_settings(paths.settings_file).zoom == 150

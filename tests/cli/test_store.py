@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.__main__ import main
 from kvchat.chat.record.database import Database
 from kvchat.cli.store import format_plan
 from kvchat.kvstore.disk import tree_size
@@ -80,34 +79,30 @@ def test_usage_matches_the_files(filled, run_json):
     assert thesis["exclusive_bytes"] > letter["exclusive_bytes"] > 0
 
 
-def test_apps_are_named_counted_and_forgotten(filled, capsys, run_json):
+def test_apps_are_named_counted_and_forgotten(filled, run_json, run):
     bench = filled.open()
     for start in (7000, 8000):
         bench.save("program/claude-cli", tuple(range(start, start + 300)))
     bench.store.close()
-    main(["store"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = run("store").out.splitlines()
     assert lines[0].endswith("5 in 2 chats and 1 app")
     assert any(line.startswith("API server") and line.endswith("allowed") for line in lines)
     assert any("App: claude-cli" in line and "2 save points" in line for line in lines)
-    assert main(["store", "forget", "zed"]) == 1
-    assert "zed" in capsys.readouterr().err
+    assert "zed" in run("store", "forget", "zed", code=1).err
     freed = run_json("store", "forget", "claude-cli")
     assert freed["program"] == "claude-cli"
     assert freed["bytes_freed"] > 0
     assert sum(filled.save_point_counts().values()) == 3
 
 
-def test_a_dry_run_deletes_nothing(filled, capsys, monkeypatch):
+def test_a_dry_run_deletes_nothing(filled, monkeypatch, run):
     monkeypatch.setattr(Database, "prefill_timings", lambda self, model: [(1000, 1000.0)])
     before = filled.kept.block_files()
-    assert main(["store", "prune", "--to", "0", "--dry-run"]) == 0
-    text = capsys.readouterr().out
+    text = run("store", "prune", "--to", "0", "--dry-run").out
     assert "Save points to delete: 3" in text
     assert text.count("none left") == 2
     assert "time to reprocess: about 2 s" in text, "of both, at 1 ms a token"
-    assert main(["store", "prune", "--to", "1GB"]) == 0
-    assert capsys.readouterr().out.startswith("Nothing to delete")
+    assert run("store", "prune", "--to", "1GB").out.startswith("Nothing to delete")
     assert filled.kept.block_files() == before
     assert filled.save_point_counts() == {filled.thesis: 2, filled.letter: 1}
 
@@ -134,18 +129,16 @@ def test_pruning_does_what_its_dry_run_showed(filled, run_json):
     assert run_json("store")["physical_bytes"] <= target
 
 
-def test_pinned_save_points_stay_and_are_mentioned(filled, capsys):
+def test_pinned_save_points_stay_and_are_mentioned(filled, run):
     bench = filled.open()
     bench.inventory.set_pinned(filled.thesis, True)
     bench.store.close()
-    assert main(["store"]) == 0
-    text = capsys.readouterr().out
+    text = run("store").out
     assert "3 in 2 chats" in text
     (thesis,) = [line for line in text.splitlines() if "My thesis on rivers" in line]
     assert "2 save points" in thesis
     assert "always kept" in thesis
-    assert main(["store", "prune", "--to", "0"]) == 0
-    text = capsys.readouterr().out
+    text = run("store", "prune", "--to", "0").out
     assert text.index("A letter") < text.index("Freed"), "shown before it is deleted"
     assert "because the index and always-kept save points" in text
     assert filled.save_point_counts() == {filled.thesis: 2, filled.letter: 0}
@@ -159,7 +152,7 @@ def test_an_unknown_time_is_not_shown_as_zero():
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-def test_a_bad_block_is_reported_with_the_chats_that_lose_save_points(filled, capsys, run_json, damage):
+def test_a_bad_block_is_reported_with_the_chats_that_lose_save_points(filled, run_json, damage, run):
     files = filled.kept.block_files()
     size = sum(file.stat().st_size for file in files)
     report = run_json("store", "verify")
@@ -174,5 +167,4 @@ def test_a_bad_block_is_reported_with_the_chats_that_lose_save_points(filled, ca
     assert filled.save_point_counts() == {filled.thesis: 2, filled.letter: 0}
     report = run_json("store", "verify")
     assert (report["clean"], report["by_conversation"]) == (True, [])
-    assert main(["store", "verify"]) == 0
-    assert "no damage found" in capsys.readouterr().out
+    assert "no damage found" in run("store", "verify").out

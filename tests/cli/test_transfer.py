@@ -20,41 +20,33 @@ def paths(paths: Paths) -> Paths:
     return paths.ensure()
 
 
-def test_an_export_can_be_imported_and_a_backup_restored(paths, tmp_path, capsys):
+def test_an_export_can_be_imported_and_a_backup_restored(paths, tmp_path, run):
     database = open_library(paths.data)
     made = made_conversation(database)
     before = everything(database)
-    assert main(["export", str(tmp_path / "all.json")]) == 0
-    assert "exported 1 chat to" in capsys.readouterr().out
+    assert "exported 1 chat to" in run("export", str(tmp_path / "all.json")).out
     database.delete(made.id)
-    assert main(["import", str(tmp_path / "all.json")]) == 0
-    assert capsys.readouterr().out == "imported 1 chat; 0 already existed\n"
+    assert run("import", str(tmp_path / "all.json")).out == "imported 1 chat; 0 already existed\n"
     assert everything(database) == before
     (tmp_path / "x.json").write_text("{", "utf-8")
-    assert main(["import", str(tmp_path / "x.json")]) == 1
-    assert "x.json: line 1, column 2: invalid JSON" in capsys.readouterr().err
+    assert "x.json: line 1, column 2: invalid JSON" in run("import", str(tmp_path / "x.json"), code=1).err
     assert main(["backup", str(tmp_path / "b.zip")]) == 0
     database.delete(made.id)
     database.close()
     with running_owner(paths):
         for command in (["restore", str(tmp_path / "b.zip")], ["repair"]):
-            assert main(command) == 1
-            assert "kvchat is already running" in capsys.readouterr().err
+            assert "kvchat is already running" in run(*command, code=1).err
     assert not [file for file in paths.data.iterdir() if "replaced" in file.name or "restore" in file.name]
-    assert main(["restore", str(tmp_path / "b.zip")]) == 0
-    assert "restored 1 chat; the replaced files are in" in capsys.readouterr().out
+    assert "restored 1 chat; the replaced files are in" in run("restore", str(tmp_path / "b.zip")).out
     assert everything(open_library(paths.data)) == before
 
 
-def test_importing_a_recently_deleted_chat_restores_it(paths, tmp_path, capsys):
+def test_importing_a_recently_deleted_chat_restores_it(paths, tmp_path, run):
     made = made_conversation(open_library(paths.data))
     assert main(["export", str(tmp_path / "all.json")]) == 0
     assert main(["chats", "delete", made.id]) == 0
-    capsys.readouterr()
-    assert main(["import", str(tmp_path / "all.json")]) == 0
-    assert "Restored from Recently deleted: 1." in capsys.readouterr().out
-    assert main(["chats"]) == 0
-    assert made.id[:8] in capsys.readouterr().out
+    assert "Restored from Recently deleted: 1." in run("import", str(tmp_path / "all.json")).out
+    assert made.id[:8] in run("chats").out
 
 
 def test_passphrase_file_with_a_byte_order_mark(tmp_path):
@@ -63,12 +55,11 @@ def test_passphrase_file_with_a_byte_order_mark(tmp_path):
     assert read_passphrase(str(file)) == "correct horse"
 
 
-def test_one_chat_is_exported_in_a_chosen_format_and_invalid_options_are_refused(paths, tmp_path, capsys):
+def test_one_chat_is_exported_in_a_chosen_format_and_invalid_options_are_refused(paths, tmp_path, run):
     made = made_conversation(open_library(paths.data))
     for id, name in ((made.id, "x"), (made.id[:8], "y")):
         assert main(["export", "--chat", id, "--form", "html", str(tmp_path / name)]) == 0
         assert (tmp_path / name).read_text("utf-8").startswith("<!doctype html>")
-    capsys.readouterr()
     target, secret, empty = str(tmp_path / "x.kvchat"), tmp_path / "secret", tmp_path / "empty"
     secret.write_text("correct horse\nsecond line", "utf-8")
     empty.write_text("\n", "utf-8")
@@ -83,14 +74,13 @@ def test_one_chat_is_exported_in_a_chosen_format_and_invalid_options_are_refused
         (["--with-memory", "--chat", "nobody", target], "No chat has the id nobody"),
         (["--with-memory", "--chat", made.id[:8], target], "This chat has no saved memory"),
     ):
-        assert main(["export", *arguments]) == 1
-        assert problem in capsys.readouterr().err
+        assert problem in run("export", *arguments, code=1).err
     assert not (tmp_path / "x.kvchat").exists()
 
 
 @needs_links
 @pytest.mark.parametrize("command", ["export", "backup"])
-def test_links_are_followed_and_special_files_never_replaced(paths, tmp_path, capsys, command):
+def test_links_are_followed_and_special_files_never_replaced(paths, tmp_path, command, run):
     made_conversation(open_library(paths.data))
     target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
     target.write_text("old", "utf-8")
@@ -106,8 +96,7 @@ def test_links_are_followed_and_special_files_never_replaced(paths, tmp_path, ca
         os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 7))
     for path, kind in ((device, "a device"), (pipe, "a pipe"), (tmp_path, "a folder")):
         before = path.stat().st_mode
-        assert main([command, str(path)]) == 1
-        assert f"{path}: It is {kind}, not a file." in capsys.readouterr().err
+        assert f"{path}: It is {kind}, not a file." in run(command, str(path), code=1).err
         assert path.stat().st_mode == before
 
 
