@@ -9,8 +9,7 @@ from starlette.datastructures import Headers
 from kvchat.errors import KvchatError
 from kvchat.gateway.checks import AccessPolicy, parse_origins
 from kvchat.gateway.dialects.request import RequestRefused
-from kvchat.gateway.keys import ANY_PROGRAM, Keys, KeyStore, program_name, read_key_file
-from kvchat.system.paths import resolve_paths
+from kvchat.gateway.keys import ANY_PROGRAM, Keys, program_name, read_key_file
 from tests.systems import not_on_windows
 
 HERE = AccessPolicy("127.0.0.1", Keys({}))
@@ -110,16 +109,3 @@ def test_key_file(tmp_path: Path) -> None:
             read_key_file(file)
     with pytest.raises(KvchatError):
         read_key_file(tmp_path / "none")
-
-
-def test_keys_are_created_and_revoked_separately(tmp_path: Path) -> None:
-    store = KeyStore(resolve_paths({"KVCHAT_HOME": str(tmp_path)}))
-    assert store.load() == {}
-    one, other = store.make(), store.make("opencode")
-    assert store.load() == {ANY_PROGRAM: one, "opencode": other}
-    assert store.make("opencode") != other
-    store.revoke("opencode")
-    assert store.load() == {ANY_PROGRAM: one}
-    store.revoke()
-    assert store.load() == {}
-    assert not list((tmp_path / "config").iterdir())

@@ -165,10 +165,12 @@ async def test_key_works_and_is_revoked_at_once(tmp_path: Path, settings: Settin
     async with running_gateway(tmp_path / "home", replace(settings, api_port=free_port("127.0.0.1"))) as server:
         service = server.runtime.api_server
         await service.follow_settings()
-        await service.make_key()
-        await service.make_key("zed")
         keys = await service.keys()
+        for program in ("", "zed", "zed"):
+            await service.make_key(program)
+            old_keys, keys = keys, await service.keys()
         assert set(keys) == {"", "zed"}
+        assert old_keys["zed"] != keys["zed"]
         await server.runtime.apply_settings(replace(server.runtime.settings, api_server=True))
         server.client.base_url = service.url or ""
         zed = {"authorization": f"Bearer {keys['zed']}"}
@@ -178,6 +180,9 @@ async def test_key_works_and_is_revoked_at_once(tmp_path: Path, settings: Settin
         assert (await server.client.get("/v1/models", headers=zed)).status_code == 401
         everybody = {"authorization": f"Bearer {keys['']}"}
         assert (await server.client.get("/v1/models", headers=everybody)).status_code == 200
+        await service.revoke_key("")
+        assert await service.keys() == {}
+        assert not (tmp_path / "home" / "config" / "api-keys").exists()
 
 
 @pytest.mark.engine

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import sys
 import threading
 import zipfile
@@ -170,25 +169,18 @@ def test_uv_bundles_need_no_command(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "C:\\evil", "link"])
-def test_hostile_zips_leave_nothing(tmp_path: Path, name: str) -> None:
-    path = write_bundle(tmp_path / "a.mcpb")
-    with zipfile.ZipFile(path, "a") as zipped:
-        entry = zipfile.ZipInfo(name)
-        if name == "link":
-            entry.create_system, entry.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-        zipped.writestr(entry, b"/etc/passwd")
-    bundles = tmp_path / "data" / "mcp"
-    with pytest.raises(KvchatError, match="it contains"):
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [("../evil", b"/etc/passwd", "it contains"), ("zeros", bytes(2_000_000), "too large when unpacked")],
+)
+def test_unsafe_zips_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, problem: str
+) -> None:
+    monkeypatch.setattr("kvchat.tools.mcp.bundles.MAX_BUNDLE_BYTES", 1_000_000)
+    path, bundles = write_bundle(tmp_path / "a.mcpb", compression=zipfile.ZIP_DEFLATED), tmp_path / "data" / "mcp"
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.writestr(name, content)
+    with pytest.raises(KvchatError, match=problem):
         install_bundle(read_bundle(path), {"key": "x"}, bundles, threading.Event())
     assert list(bundles.iterdir()) == []
     assert set(os.listdir(tmp_path)) == {"a.mcpb", "data"}  # noqa: PTH208
-
-
-def test_zip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvchat.tools.mcp.bundles.MAX_BUNDLE_BYTES", 1_000_000)
-    path = write_bundle(tmp_path / "a.mcpb")
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as zipped:
-        zipped.writestr("zeros", bytes(2_000_000))
-    with pytest.raises(KvchatError, match="too large when unpacked"):
-        install_bundle(read_bundle(path), {"key": "x"}, tmp_path / "mcp", threading.Event())

@@ -12,10 +12,6 @@ from kvchat.tools.mcp.foreign import find_foreign_servers, parse_servers, read_p
 from kvchat.tools.mcp.secrets import looks_secret
 
 
-def test_absent_file_has_no_servers(tmp_path: Path) -> None:
-    assert ConfigFile(tmp_path / "mcp.json").servers() == {}
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [

@@ -143,17 +143,16 @@ async def test_closing_interrupts_a_start(faulty: Start) -> None:
     assert source.server.state is not ServerState.RUNNING
 
 
-async def test_folder_is_missing(faulty: Start, tmp_path: Path) -> None:
-    source = await faulty(cwd=str(tmp_path / "nowhere"))
-    with pytest.raises(ToolFailed, match="could not be started"):
-        await source.tools()
-
-
-async def test_command_is_missing(manager: ServerManager) -> None:
-    await manager.add("none", {"command": "npx-of-nobody"})
-    await manager.approve(manager.source("none").server)
-    with pytest.raises(ToolFailed, match="npx-of-nobody was not found"):
-        await manager.start("none")
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"cwd": "/nowhere/at/all"}, "could not be started"),
+        ({"command": "npx-of-nobody"}, "npx-of-nobody was not found"),
+    ],
+)
+async def test_folder_or_command_is_missing(faulty: Start, entry: dict[str, str], reason: str) -> None:
+    with pytest.raises(ToolFailed, match=reason):
+        await (await faulty(**entry)).tools()
 
 
 @pytest.mark.parametrize("tool", ["elicit", "sample"])

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from kvchat.tools.mcp.connection import Connection
 from kvchat.tools.mcp.manager import ServerManager
 from kvchat.tools.mcp.server import ServerState
 from kvchat.tools.tool import ToolFailed
+from tests.systems import has_mode
 from tests.tools.mcp.conftest import FAULTY_SERVER, Start
 
 ENTRY = {"command": sys.executable, "args": [str(FAULTY_SERVER)]}
@@ -156,6 +156,7 @@ async def test_names_and_imports(manager: ServerManager) -> None:
         await manager.add("b", {})
     with pytest.raises(KvchatError, match="Configured servers: a"):
         manager.source("nobody")
+    assert has_mode(manager.file, 0o600)
     assert await manager.add_all({"a": {"command": "evil"}, "b": {"command": "b"}}) == ["b"]
     assert [server.config.command for server in manager.servers] == [sys.executable, "b"]
     assert manager.sources == ()
@@ -165,10 +166,3 @@ async def test_unwritable_folder(manager: ServerManager, paths: Paths) -> None:
     paths.config.write_text("a file is in the way")
     with pytest.raises(KvchatError, match=r"could not be (read|saved)"):
         await manager.add("a", ENTRY)
-
-
-async def test_file_is_private(manager: ServerManager) -> None:
-    from tests.systems import has_mode
-
-    await manager.add("a", ENTRY)
-    assert has_mode(Path(manager.file), 0o600)
