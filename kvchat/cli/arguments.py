@@ -102,7 +102,7 @@ class ServeOptions(EngineOptions):
     share_port: int | None = option("N", "default: 8738", type=setting_parser("share_port", int))
 
 
-@owner_command("prepare", "prepared:prepare", N_("process documents in advance for new chats"))
+@owner_command("prepare", "bench:prepare", N_("process documents in advance for new chats"))
 class PrepareOptions(EngineOptions):
     paths: Sequence[Path] = positional(
         "PATH",
@@ -113,12 +113,12 @@ class PrepareOptions(EngineOptions):
     name: str = option("NAME", N_("name in the library"), required=True)
 
 
-@owner_command("prepared", "prepared:list_prepared", N_("list prepared documents with their disk use and time saved"))
+@owner_command("prepared", "bench:list_prepared", N_("list prepared documents with their disk use and time saved"))
 class PreparedOptions(EngineOptions, JsonOptions):
     pass
 
 
-@owner_command("prepared remove", "prepared:remove_prepared", N_("remove prepared documents"))
+@owner_command("prepared remove", "bench:remove_prepared", N_("remove prepared documents"))
 class PreparedNameOptions(EngineOptions):
     name: str = positional("NAME", N_("name of the prepared documents"))
 
