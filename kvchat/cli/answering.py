@@ -80,9 +80,9 @@ async def _settings_with_model(runner: CommandRunner, options: EngineOptions) ->
 
 def apply_options(settings: Settings, options: EngineOptions) -> Settings:
     if options.engine:
-        settings = dataclasses.replace(settings, engine_path=str(options.engine.absolute()), engine_url=None)
+        settings = dataclasses.replace(settings, engine_path=str(options.engine), engine_url=None)
     if options.model:
-        settings = dataclasses.replace(settings, model_path=str(options.model.absolute()), engine_url=None)
+        settings = dataclasses.replace(settings, model_path=str(options.model), engine_url=None)
     return settings
 
 

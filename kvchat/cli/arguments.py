@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvchat.cli.options import (
     Options,
+    absolute_path,
     async_command,
     flag,
     option,
@@ -70,7 +71,7 @@ class AskOptions(EngineOptions, JsonOptions):
     )
     allow_tools: bool = flag(N_("run all tool calls in this reply without asking"))
     attach: tuple[Path, ...] = option(
-        "FILE", N_("text, PDF or image file to attach; repeatable"), type=Path, action="append"
+        "FILE", N_("text, PDF or image file to attach; repeatable"), type=absolute_path, action="append"
     )
     max_tokens: int | None = option("N", N_("stop the reply after N tokens"), type=setting_parser("max_tokens", int))
     temperature: float | None = option(
@@ -97,7 +98,9 @@ class ServeOptions(EngineOptions):
     host: str | None = option("ADDRESS", N_("address to listen on (default: 127.0.0.1); any other requires an API key"))
     port: int | None = option("N", "default: 8737", type=setting_parser("api_port", int))
     slots: int | None = option("N", N_("process up to N requests in parallel"), type=setting_parser("slots", int))
-    key_file: Path | None = option("FILE", N_("file readable only by you, with one KEY or APP:KEY per line"), type=Path)
+    key_file: Path | None = option(
+        "FILE", N_("file readable only by you, with one KEY or APP:KEY per line"), type=absolute_path
+    )
     share: bool = flag(N_("share the models with your other devices; pair them with `kvchat pair`"))
     share_port: int | None = option("N", "default: 8738", type=setting_parser("share_port", int))
 
@@ -285,7 +288,7 @@ class BackupOptions(Options):
 
 @owner_command("restore", "chats:restore_backup", N_("restore a backup; the replaced files are kept"))
 class RestoreOptions(Options):
-    source: Path = positional("FILE", "", type=Path)
+    source: Path = positional("FILE", "", type=absolute_path)
     with_engine: bool = flag(N_("also restore the engine and its arguments from the settings in the backup"))
 
 

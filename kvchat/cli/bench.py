@@ -276,7 +276,7 @@ async def _find_or_add(runtime: Runtime, options: PrepareOptions) -> PreparedSet
     library = runtime.chat.library
     for documents in await library.all():
         if documents.name == options.name:
-            paths = await asyncio.to_thread(lambda: {str(path.absolute()) for path in options.paths})
+            paths = set(map(str, options.paths))
             if paths and paths != set(documents.paths):
                 title, detail = (
                     _("“{name}” already exists", name=options.name),

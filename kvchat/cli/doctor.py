@@ -53,7 +53,7 @@ def doctor(options: DoctorOptions) -> int:
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
     if options.model is not None:
-        settings = dataclasses.replace(settings, model_path=str(options.model.absolute()))
+        settings = dataclasses.replace(settings, model_path=str(options.model))
     if options.retest and settings.model_path:
         forget_model(paths.restore_findings, model_identity(Path(settings.model_path)))
     report = collect_report(paths, settings)

@@ -151,12 +151,17 @@ def decode_argument(argument: str) -> str:
 
 
 def parse_path(name: str) -> Path:
-    """Parse a path. Reject names that are not UTF-8, because the path of a model is stored as text."""
+    """Parse a path that is stored as text. Reject names that are not UTF-8."""
     if decode_argument(name) != name:
         raise argparse.ArgumentTypeError(
             _("the name {text} is not valid UTF-8; rename the file or folder", text=repr(decode_argument(name)))
         )
-    return Path(name)
+    return absolute_path(name)
+
+
+def absolute_path(name: str) -> Path:
+    """Parse a path for the owner of the data folder, which has another working folder."""
+    return Path(name).absolute()
 
 
 def parse_readable_path(name: str) -> Path:
@@ -166,7 +171,7 @@ def parse_readable_path(name: str) -> Path:
             run_with_timeout(Path(name).stat)
         except TimeoutError as error:
             raise KvchatError(_("The file cannot be read"), f"{name}: {error.strerror}.") from error
-    return Path(name)
+    return absolute_path(name)
 
 
 def parse_assignment(text: str) -> str:

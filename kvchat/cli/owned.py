@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvchat.cli.options import STANDARD_STREAM, Command, CommandKind, find_command
+from kvchat.cli.options import Command, CommandKind, find_command
 from kvchat.cli.terminal import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -228,7 +228,7 @@ def run_client(connection: Connection, name: str, options: object, *, is_owner: 
     KvchatError.
     """
     with contextlib.suppress(OSError):  # the owner is quitting
-        connection.send((name, _with_absolute_paths(options), str(Path.cwd()), tuple(map(os.isatty, range(3)))))
+        connection.send((name, options, str(Path.cwd()), tuple(map(os.isatty, range(3)))))
     messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     def receive() -> None:
@@ -324,17 +324,6 @@ async def _serve_commands(ownership: InstanceLock | None, paths: Paths, name: st
         await runner.wait_until_idle()
     if runner.open_runtime is not None:
         await runner.open_runtime.close()
-
-
-def _with_absolute_paths(options: Any) -> Any:
-    def absolute(value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return tuple(map(absolute, value))
-        return value.absolute() if isinstance(value, Path) and value != STANDARD_STREAM else value
-
-    if not dataclasses.is_dataclass(options) or isinstance(options, type):
-        return options
-    return dataclasses.replace(options, **{name: absolute(value) for name, value in vars(options).items()})
 
 
 def _read_line(prompt: str) -> str | None:

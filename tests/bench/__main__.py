@@ -12,11 +12,10 @@ rounds of tool calls, and by chats with the same tools.
 
 import argparse
 import asyncio
-from pathlib import Path
 
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.bench import DEFAULT_TOKENS
-from kvchat.cli.options import parse_size
+from kvchat.cli.options import parse_path, parse_size
 from kvchat.cli.terminal import to_json
 from tests.bench import after_restart, gateway, lookup, person, remote, shared_prompt, size, tools
 
@@ -45,8 +44,8 @@ def main() -> None:
     parser.add_argument("--replies", type=int, default=200, help="of day")
     parser.add_argument("--part", choices=person.PARTS, help="of person; default: all")
     parser.add_argument("--size", type=parse_size, default=size.SIZE_BYTES, help="of size: bytes of the generated file")
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--engine", type=Path)
+    parser.add_argument("--model", type=parse_path)
+    parser.add_argument("--engine", type=parse_path)
     parser.add_argument("--starter", action="store_true")
     parser.add_argument("--json", action="store_true", help="always on, as with `kvchat bench`")
     given = parser.parse_args()

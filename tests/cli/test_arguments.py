@@ -34,7 +34,7 @@ def parse_ask(*arguments: str) -> AskOptions:
 def test_every_option_of_ask_is_parsed():
     line = "--chat abc --model m.gguf --engine /opt/llama-server --system Brief --max-tokens 9 --temperature 0 --seed 7"
     options = parse_ask(*line.split(), "--json", "--starter", "Hello")
-    paths = {"model": Path("m.gguf"), "engine": Path("/opt/llama-server")}
+    paths = {"model": Path("m.gguf").absolute(), "engine": Path("/opt/llama-server").absolute()}
     sampling = {"max_tokens": 9, "temperature": 0.0, "seed": 7}
     expected = AskOptions(
         prompt="Hello", chat_id="abc", system="Brief", as_json=True, starter=True, **paths, **sampling
@@ -86,7 +86,7 @@ def test_completion_scripts_know_every_command(shell, start, run):
         ("store prune --to 1000", "store prune", PruneOptions(target_bytes=1000)),
         ("models --folder a --folder b", "models", ModelsOptions(folders=(Path("a"), Path("b")))),
         ("models search gemma 3", "models search", SearchModelsOptions(words=("gemma", "3"))),
-        ("prepared --model m remove x", "prepared remove", PreparedNameOptions(model=Path("m"), name="x")),
+        ("prepared --model m remove x", "prepared remove", PreparedNameOptions(model=Path("m").absolute(), name="x")),
         (
             "settings set model_folders a b",
             "settings set",
