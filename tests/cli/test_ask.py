@@ -69,8 +69,7 @@ def test_a_restart_with_more_context_is_reported(home, fake_engine, tmp_path, en
     model = write_gguf(tmp_path / "large.gguf", large)
     home.write_settings(**engine_settings | {"context_size": None, "model_path": str(model)})
     (tmp_path / "numbers.txt").write_text("7 " * 8_500)
-    done = home.run("ask", "--new", "--attach", str(tmp_path / "numbers.txt"), "What are they?")
-    assert done.returncode == 0, done.stderr
+    done = home.run("ask", "--new", "--attach", str(tmp_path / "numbers.txt"), "What are they?", code=0)
     sizes = [launch["arguments"][launch["arguments"].index("--ctx-size") + 1] for launch in fake_engine.launches()]
     assert sizes == ["16384", "32768"]
     assert "increasing the context length..." in done.stderr.splitlines()
@@ -79,8 +78,7 @@ def test_a_restart_with_more_context_is_reported(home, fake_engine, tmp_path, en
 def test_a_document_too_long_for_the_context_is_looked_up_in(home, fake_engine, tmp_path):
     birds = "".join(f"# Bird {number}\n\nBird {number} lives at lake {number}mere.\n\n" for number in range(2000))
     (tmp_path / "birds.md").write_text(birds)
-    done = home.run("ask", "--new", "--attach", str(tmp_path / "birds.md"), "Who lives at lake 1234mere?")
-    assert done.returncode == 0, done.stderr
+    done = home.run("ask", "--new", "--attach", str(tmp_path / "birds.md"), "Who lives at lake 1234mere?", code=0)
     assert "“birds.md” does not fit in the model's context. kvchat keeps the text" in done.stderr
     (prompt,) = (request["body"] for request in fake_engine.requests() if "chat/completions" in request["path"])
     assert "lake 1234mere.\n" in prompt["messages"][-1]["content"]
@@ -94,8 +92,7 @@ def test_a_server_that_saves_nothing_is_reported(tmp_path, fake_engine):
     try:
         home.write_settings(engine_url=server.address.url)
         server_key(resolve_paths({"KVCHAT_HOME": str(home.folder)})).save(KEY)
-        done = home.run("ask", "--new", "Hello")
-        assert done.returncode == 0, done.stderr
+        done = home.run("ask", "--new", "Hello", code=0)
         assert "reprocesses chats instead" in done.stderr
     finally:
         server.close()
@@ -105,8 +102,7 @@ def test_a_server_that_saves_nothing_is_reported(tmp_path, fake_engine):
 def test_a_missing_server_is_reported_and_given_up(tmp_path):
     home = Home(tmp_path / "home")
     home.write_settings(engine_url=f"http://127.0.0.1:{free_port('127.0.0.1')}")
-    done = home.run("ask", "--new", "Hello")
-    assert done.returncode == 1
+    done = home.run("ask", "--new", "Hello", code=1)
     assert "Trying again" in done.stderr
     home.write_settings(engine_url="http://127.0.0.1:80808")
     done = home.run("ask", "--new", "Hello")
@@ -115,8 +111,7 @@ def test_a_missing_server_is_reported_and_given_up(tmp_path):
 
 def test_an_option_overrides_only_its_own_setting(home, fake_engine, engine_settings):
     home.write_settings(**engine_settings, temperature=0.7, max_tokens=5, seed=11)
-    done = home.run("ask", "--new", "--temperature", "0", "Hello")
-    assert done.returncode == 0, done.stderr
+    home.run("ask", "--new", "--temperature", "0", "Hello", code=0)
     bodies = [request["body"] for request in fake_engine.requests() if "chat/completions" in request["path"]]
     assert [(body["temperature"], body["max_tokens"], body["seed"]) for body in bodies] == [(0, 5, 11)]
 
@@ -198,15 +193,13 @@ def test_control_characters_of_a_reply_do_not_reach_the_terminal(home, fake_engi
 @pytest.mark.long
 def test_a_chat_with_tools_calls_them(home, fake_engine):
     fake_engine.set(FAKE_CALLS='[[{"name": "date_and_time", "arguments": "{}"}]]', FAKE_REPLY="Later than you think.")
-    done = home.run("ask", "--tools", "kvchat", "What time is it?")
-    assert done.returncode == 0, done.stderr
+    done = home.run("ask", "--tools", "kvchat", "What time is it?", code=0)
     assert done.stdout.count("Later than you think.") == 2  # before the call and after it
     assert "calling kvchat/date_and_time {}" in done.stderr.splitlines()
     unknown = home.run("ask", "--new", "--tools", "kvchat/nothing", "What time is it?")
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert "There is no tool “nothing” in “kvchat”\n  Tools: " in unknown.stderr
-    refused = home.run("ask", "--tools", "kvchat", "--chat", "1", "And now?")
-    assert refused.returncode == 1
+    refused = home.run("ask", "--tools", "kvchat", "--chat", "1", "And now?", code=1)
     assert "--tools works only with new chats" in refused.stderr
 
 
@@ -225,12 +218,10 @@ def test_a_chat_calls_the_tools_of_an_approved_server(home, fake_engine, tmp_pat
         call = {"name": tool, "arguments": json.dumps({"repo_path": str(repository), **arguments})}
         fake_engine.set(FAKE_CALLS=json.dumps([[call]]), FAKE_REPLY="All is planted.")
         before = len(home.messages())
-        done = home.run("ask", "--new", "--tools", "git", *options, "What is new?", timeout=600)
-        assert done.returncode == 0, done.stderr
+        home.run("ask", "--new", "--tools", "git", *options, "What is new?", timeout=600, code=0)
         return [message["content"] for message in home.messages()[before:] if message["role"] == "tool"]
 
-    refused = home.run("ask", "--tools", "git", "--allow-tools", "What is new?")
-    assert refused.returncode == 1
+    refused = home.run("ask", "--tools", "git", "--allow-tools", "What is new?", code=1)
     assert "kvchat tools approve git" in refused.stderr
     assert home.run("tools", "approve", "git", timeout=600).returncode == 0
     (status,) = results("git_status")  # it only reads

@@ -20,8 +20,7 @@ def engine_settings(engine_settings: dict[str, object]) -> dict[str, object]:
 
 
 def list_prepared(home: Home, *arguments: str) -> list[dict[str, Any]]:
-    done = home.run("prepared", "--json", *arguments)
-    assert done.returncode == 0, done.stderr
+    done = home.run("prepared", "--json", *arguments, code=0)
     prepared: list[dict[str, Any]] = json.loads(done.stdout)["prepared"]
     return prepared
 
@@ -33,8 +32,7 @@ def test_a_folder_is_prepared_used_changed_reprocessed_and_removed(home, tmp_pat
     (folder / "b.md").write_text("The garden. " + STORY)
     assert "No prepared documents" in home.run("prepared").stdout
     assert home.run("prepare", "--name", "Manual").returncode == 1
-    done = home.run("prepare", str(folder), "--name", "Manual")
-    assert done.returncode == 0, done.stderr
+    done = home.run("prepare", str(folder), "--name", "Manual", code=0)
     assert "2 files, about" in done.stderr
     assert "“Manual” is prepared: 2 files" in done.stdout
     [documents] = list_prepared(home)
@@ -55,8 +53,7 @@ def test_a_folder_is_prepared_used_changed_reprocessed_and_removed(home, tmp_pat
     assert not list_prepared(home)[0]["stale"]
 
     assert "already" in home.run("prepare", str(tmp_path), "--name", "Manual").stderr, "made from other files"
-    again = home.run("prepare", str(folder), "--name", "Manual")
-    assert again.returncode == 0, again.stderr
+    home.run("prepare", str(folder), "--name", "Manual", code=0)
     home.write_settings(**engine_settings | {"context_size": 512})
     assert "longer than the current context" in list_prepared(home)[0]["why_not"]
     other = write_gguf(tmp_path / "other.gguf", LLAMA | {"context_length": 4096})
@@ -73,7 +70,6 @@ def test_a_folder_is_prepared_used_changed_reprocessed_and_removed(home, tmp_pat
 def test_documents_that_are_too_long_are_refused_and_leave_nothing(home, tmp_path):
     text = tmp_path / "long.txt"
     text.write_text(STORY * 10)
-    done = home.run("prepare", str(text), "--name", "Long")
-    assert done.returncode == 1
+    done = home.run("prepare", str(text), "--name", "Long", code=1)
     assert "% of it" in done.stderr
     assert list_prepared(home) == []

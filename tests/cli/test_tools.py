@@ -12,8 +12,9 @@ from tests.tools.mcp.test_bundles import write_bundle
 
 def test_server_is_added_tested_and_removed(home: Home) -> None:
     assert "No MCP servers" in home.run("tools").stdout
-    done = home.run("tools", "add", "demo", "--set", "API_KEY=hush", "--", sys.executable, "-u", str(FAULTY_SERVER))
-    assert done.returncode == 0, done.stderr
+    done = home.run(
+        "tools", "add", "demo", "--set", "API_KEY=hush", "--", sys.executable, "-u", str(FAULTY_SERVER), code=0
+    )
     assert "API_KEY=${keyring:API_KEY}" in done.stdout
     again = home.run("tools", "add", "demo", "--", "other")
     assert (again.returncode, again.stdout) == (1, "")
@@ -38,12 +39,10 @@ def test_imported_server_needs_approval(home: Home, tmp_path: Path) -> None:
         json.dumps({"servers": {"demo": {"command": sys.executable, "args": [str(FAULTY_SERVER), "exit"]}}})
     )
     assert "1 MCP server was added." in home.run("tools", "import", str(file)).stdout
-    refused = home.run("tools", "test", "demo")
-    assert refused.returncode == 1
+    refused = home.run("tools", "test", "demo", code=1)
     assert "not approved" in refused.stderr
     assert str(FAULTY_SERVER) in home.run("tools", "approve", "demo").stdout
-    failed = home.run("tools", "test", "demo")
-    assert failed.returncode == 1
+    failed = home.run("tools", "test", "demo", code=1)
     assert failed.stderr.startswith(f"$ {sys.executable}")
     assert failed.stderr.count("missing API key") == 2, "in the log and in the error"
     assert "Settings" not in failed.stderr
@@ -64,6 +63,5 @@ def test_bundle_is_installed(home: Home, tmp_path: Path) -> None:
 def test_broken_file_is_explained(home: Home) -> None:
     file = json.loads(home.run("tools", "--json").stdout)["file"]
     Path(file).write_text("{")
-    done = home.run("tools")
-    assert done.returncode == 1
+    done = home.run("tools", code=1)
     assert "Line 1, column 2" in done.stderr

@@ -68,9 +68,15 @@ class Home:
         return StoreContents(self.folder)
 
     def run(
-        self, *arguments: str, module: str = "kvchat", cwd: Path | None = None, timeout: float = 240.0
+        self,
+        *arguments: str,
+        module: str = "kvchat",
+        cwd: Path | None = None,
+        timeout: float = 240.0,
+        code: int | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        """Run kvchat in a process of its own and check its exit code, if one is given."""
+        done = subprocess.run(
             [sys.executable, "-m", module, *arguments],
             cwd=cwd,
             env=os.environ | {"KVCHAT_HOME": str(self.folder)},
@@ -79,6 +85,8 @@ class Home:
             timeout=timeout,
             check=False,
         )
+        assert code in (None, done.returncode), done.stderr
+        return done
 
     def bench(self, *arguments: str) -> dict[str, Any]:
         done = self.run(*arguments, module="tests.bench", cwd=ROOT)
