@@ -55,7 +55,6 @@ async def test_waiting_change_of_the_model_ends_with_its_device(
     other = write_gguf(Path(settings.model_path).parent / "egret.gguf", dict(LLAMA))
     monkeypatch.setattr(box.gateway.runner, "find_model", AsyncMock(return_value=Model("egret", str(other))))
     device, slots, listener = await paired(box), box.runtime.chat.slots, box.gateway._shared
-    assert listener is not None
     for is_removed in (False, True):
         async with slots.exclusive(), client_of(device) as client:
             loading = asyncio.create_task(client.post("/kvchat/model", json={}))
@@ -99,7 +98,6 @@ async def test_laptop_notices_that_it_was_removed(
         await laptop.engine.ready()
         sharing_of(box).remove(device.device)
         await until(lambda: laptop.engine.status.state is EngineState.FAILED)
-        assert laptop.engine.status.failure is not None
         assert "refused access" in laptop.engine.status.failure.title
 
 

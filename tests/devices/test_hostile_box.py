@@ -155,9 +155,7 @@ async def test_every_reason_of_a_box_can_be_displayed(
     for code in ReasonCode:
         between.receipt = json.dumps({"source": "cold", "found": 10**6, "miss-code": code.value}).encode()
         reply = await laptop.chat.retry(chat)
-        assert reply is not None
         check_receipt(reply)
-        assert reply.receipt is not None
         shown.add(reply.receipt.miss_reason)
     assert len(shown) > 20
 

@@ -42,7 +42,6 @@ def stranger(box: RunningGateway) -> httpx2.AsyncClient:
 
 async def test_thousand_wrong_codes_lock_pairing_and_cost_little(box: RunningGateway) -> None:
     codes, now = sharing_of(box)._codes, [0.0]
-    assert codes is not None
     codes.clock = lambda: now[0]
     right = sharing_of(box).show_code()
     wrong = f"{(int(right) + 1) % 1_000_000:06d}"
@@ -74,7 +73,6 @@ async def test_thousand_wrong_codes_lock_pairing_and_cost_little(box: RunningGat
 
 async def test_messages_and_proofs_cannot_be_replayed(box: RunningGateway) -> None:
     codes = sharing_of(box)._codes
-    assert codes is not None
     device = CodeEnterer(sharing_of(box).show_code(), "laptop", codes.certificate)
     async with stranger(box) as client:
         answer = (await client.post("/kvchat/pair", json={"message": device.message.hex()})).json()
@@ -123,7 +121,6 @@ async def test_somebody_who_relays_the_pairing_learns_no_key(box: RunningGateway
     assert b"kv-" not in passed_on
     assert not sharing_of(box).devices
     codes = sharing_of(box)._codes
-    assert codes is not None
     assert (await pair(address_of(box), codes.code)).key, "the right code still works"
 
 
@@ -168,14 +165,12 @@ async def test_malformed_pairing_requests(box: RunningGateway, capfd: pytest.Cap
 
 async def test_code_expires_and_devices_are_limited(box: RunningGateway) -> None:
     codes, now = sharing_of(box)._codes, [0.0]
-    assert codes is not None
     codes.clock = lambda: now[0]
     code = sharing_of(box).show_code()
     now[0] = 601.0
     with pytest.raises(WrongCode):
         await pair(address_of(box), code)
     devices = sharing_of(box)._devices
-    assert devices is not None
     for number in range(MAX_DEVICES):
         devices.add(f"device {number}")
     with pytest.raises(KvchatError, match="could not be paired") as refused:
@@ -208,12 +203,9 @@ async def test_connections_without_a_handshake_keep_nobody_out(box: RunningGatew
     device = await paired(box)
     program = [sys.executable, "-c", CROWD, str(sharing_of(box).port), "1000"]
     crowd = await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE)
-    assert crowd.stdin
-    assert crowd.stdout
     crowd.stdin.write(said.hex().encode() + b"\n")
     assert (await crowd.stdout.readline()).split() == [b"all", b"are", b"there"]
     listener = box.gateway._shared
-    assert listener is not None
     assert len(listener._handshakes) <= listening.MAX_HANDSHAKES
     for _ in range(3):
         async with client_of(device) as client:

@@ -217,8 +217,6 @@ async def test_idle_connections_keep_nobody_out(server: RunningGateway, fake_eng
     arguments = str(server.port), str(listening.MAX_CONNECTIONS + 50)
     async with server.client.stream("POST", "/v1/chat/completions", json=chat_body("Hello", stream=True)) as before:
         crowd = await asyncio.create_subprocess_exec(sys.executable, "-c", CROWD, *arguments, stdin=PIPE, stdout=PIPE)
-        assert crowd.stdin
-        assert crowd.stdout
         crowd.stdin.write(QUIET[data].hex().encode() + b"\n")
         assert (await crowd.stdout.readline()).split() == [b"all", b"are", b"there"]
         async with httpx2.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as others:

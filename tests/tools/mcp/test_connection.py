@@ -238,7 +238,6 @@ async def test_failed_listing_does_not_hide_attachments(
     await source.tools()
     await until(lambda: manager.attachment_sources)
     opened = source._connection
-    assert opened is not None
 
     async def fail() -> list[Any]:
         raise ToolFailed("The server is busy")
@@ -322,7 +321,6 @@ async def test_server_dies_with_a_killed_app(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     with app:
-        assert app.stdout is not None
         server, child = map(int, re.findall(r"\d+", await asyncio.to_thread(app.stdout.readline)))
         assert _is_alive(server)
         assert _is_alive(child)
