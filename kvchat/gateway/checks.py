@@ -184,7 +184,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
             raise RequestRefused(400, f"“{name[:40]}” has more than {MAX_ENTRIES:,} entries.")
         if name in _ALTERNATIVE_FIELDS and isinstance(value, int | float) and value > MAX_ALTERNATIVES:
             raise RequestRefused(400, f"“{name}” must be at most {MAX_ALTERNATIVES}.")
-    depth = 0
+    pixels = 0
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
     while places:
         value, level, in_grammar = places.pop()
@@ -212,12 +212,12 @@ def check_bounds(body: Json, size: int = 0) -> None:
                     if name == "multimodal_data":  # images of a completion prompt
                         files = [file for file in item if isinstance(file, str)]
                 size -= sum(map(len, files))
-                depth += sum(map(_pixels, files))
+                pixels += sum(map(_pixels, files))
     lists = (body.get(name) for name in ("messages", "input", "system"))
     urls = (url for parts in lists if isinstance(parts, list) for url in _picture_urls(parts))
     if not all(url.startswith("data:") for url in urls):
         raise RequestRefused(400, "Image URLs are not supported. Send the image as base64 or as a “data:” URL.")
-    if depth > MAX_TOTAL_PIXELS:
+    if pixels > MAX_TOTAL_PIXELS:
         raise RequestRefused(400, f"The images have more than {MAX_TOTAL_PIXELS:,} pixels in total.")
     if size > MAX_TEXT:
         raise RequestRefused(400, f"The request body without images is larger than {MAX_TEXT:,} bytes.")
