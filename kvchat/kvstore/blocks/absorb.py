@@ -44,21 +44,6 @@ class PreviousSave:
     unchanged_tokens: int = 0  # number of those whose rows the engine has kept, see `split_slot_file`
 
 
-@dataclass(frozen=True)
-class _KnownRows:
-    cache: int
-    run: Run
-    known_use: BlockUse  # the previous save point's use of a block for these tokens
-    is_unchanged: bool  # assumed identical to the block
-
-    @property
-    def use(self) -> BlockUse:
-        """The block's use for these rows."""
-        row, position, rows, before = self.run.row, self.run.position, self.run.rows, self.known_use
-        skip = before.skip + position - before.position
-        return replace(before, cache=self.cache, row=row, rows=rows, skip=skip, position=position)
-
-
 def split_slot_file(
     slot_file: Path,
     previous: PreviousSave | None,
@@ -85,7 +70,7 @@ def split_slot_file(
     run = partial(positioned.run_parallel, cancelled=cancelled, low_priority=low_priority)
     with slot_file.open("rb", buffering=0) as file:
         splitter = _Splitter(file, row_map, residue, blocks, run)
-        known = [rows for number, cache in enumerate(row_map.caches) for rows in _known_rows(number, cache, previous)]
+        known = [use for number, cache in enumerate(row_map.caches) for use in _known_uses(number, cache, previous)]
         uses = splitter.reuse(known)
         written = splitter.write(_new_runs(row_map, uses), list(residue_chunks(residue, row_map.breaks)))
         now = os.fstat(file.fileno())
@@ -103,35 +88,31 @@ class _Splitter:
     blocks: BlockFiles
     run_parallel: Callable[..., list[Any]]
 
-    def reuse(self, known: Sequence[_KnownRows]) -> list[BlockUse]:
-        """Return the uses of the known blocks that can be reused."""
-        trusted = [rows for rows in known if rows.is_unchanged]
-        samples = _sample_rows(trusted)
-        if len(self._find_unchanged(samples)) == len(samples):
-            reused = [rows for rows in trusted if self._exists(rows.known_use)]
-            reused += self._find_unchanged([rows for rows in known if not rows.is_unchanged])
-        else:
-            reused = self._find_unchanged(known)
-        return [rows.use for rows in reused]
+    def reuse(self, known: Sequence[tuple[BlockUse, bool]]) -> list[BlockUse]:
+        """Return the uses of known blocks that are equal to the file's rows; True: they are assumed to be."""
+        unchanged, others = ([use for use, is_unchanged in known if is_unchanged is kind] for kind in (True, False))
+        samples = _choose_samples(unchanged)
+        if len(self._find_equal(samples)) < len(samples):
+            return self._find_equal([*unchanged, *others])
+        return [*filter(self._exists, unchanged), *self._find_equal(others)]
 
     def _exists(self, use: BlockUse) -> bool:
         return self.blocks.disk_usage(use.block, use.size) is not None
 
-    def _find_unchanged(self, known: Sequence[_KnownRows]) -> list[_KnownRows]:
-        """Return the rows equal to their known blocks; in each cache, only those before the first difference."""
+    def _find_equal(self, uses: Sequence[BlockUse]) -> list[BlockUse]:
+        """Return the uses whose rows are equal to the file's; in each cache, only those before the first difference."""
         first_different: dict[int, int] = {}  # token position, by cache
 
-        def compare(rows: _KnownRows, buffer: memoryview) -> bool:
-            position = rows.run.position
-            if position > first_different.get(rows.cache, position):
+        def compare(use: BlockUse, buffer: memoryview) -> bool:
+            if use.position > first_different.get(use.cache, use.position):
                 return False
-            same = self._equals(rows.use, buffer)
+            same = self._equals(use, buffer)
             if not same:
-                first_different[rows.cache] = min(position, first_different.get(rows.cache, position))
+                first_different[use.cache] = min(use.position, first_different.get(use.cache, use.position))
             return same
 
-        results = self.run_parallel(known, compare)
-        return [rows for rows, same in zip(known, results, strict=True) if same]
+        results = self.run_parallel(uses, compare)
+        return [use for use, same in zip(uses, results, strict=True) if same]
 
     def _equals(self, use: BlockUse, buffer: memoryview) -> bool:
         """True if the file's rows equal those of the block."""
@@ -209,8 +190,8 @@ class _Splitter:
                 yield piece
 
 
-def _known_rows(number: int, cache: CacheRows, previous: PreviousSave | None) -> Iterator[_KnownRows]:
-    """Yield the rows of a cache for which the previous save point has blocks, in order of position."""
+def _known_uses(number: int, cache: CacheRows, previous: PreviousSave | None) -> Iterator[tuple[BlockUse, bool]]:
+    """Yield the uses of the previous save point's blocks for rows of a cache; True if assumed to be unchanged."""
     old = previous.recipe.row_map.caches[number : number + 1] if previous else ()
     if not previous or not old or [r.row_size for r in old[0].regions] != [r.row_size for r in cache.regions]:
         return
@@ -218,7 +199,9 @@ def _known_rows(number: int, cache: CacheRows, previous: PreviousSave | None) ->
     uses = [use for use in previous.recipe.uses if use.cache == number]
     for use in sorted(uses, key=lambda use: use.position):
         for run in cache.runs_between(use.position, min(use.position + use.rows, previous.shared_tokens)):
-            yield _KnownRows(number, run, use, run.end[1] <= unchanged)
+            skip = use.skip + run.position - use.position
+            part = replace(use, row=run.row, rows=run.rows, skip=skip, position=run.position)
+            yield part, run.end[1] <= unchanged
 
 
 def _new_runs(row_map: RowMap, reused: Sequence[BlockUse]) -> Iterator[tuple[int, Run]]:
@@ -234,9 +217,9 @@ def _new_runs(row_map: RowMap, reused: Sequence[BlockUse]) -> Iterator[tuple[int
             yield number, Run(row, run.position + row - run.row, run.end[0] - row)
 
 
-def _sample_rows(trusted: Sequence[_KnownRows]) -> list[_KnownRows]:
-    """Return the rows of two blocks of each cache to compare: the last one and a random other."""
-    by_cache: dict[int, list[_KnownRows]] = {}
-    for rows in trusted:
-        by_cache.setdefault(rows.cache, []).append(rows)
-    return [rows for group in by_cache.values() for rows in (group[-1], *random.sample(group[:-1], len(group) > 1))]
+def _choose_samples(uses: Sequence[BlockUse]) -> list[BlockUse]:
+    """Return two uses of each cache to compare: the last one and a random other."""
+    by_cache: dict[int, list[BlockUse]] = {}
+    for use in uses:
+        by_cache.setdefault(use.cache, []).append(use)
+    return [use for group in by_cache.values() for use in (group[-1], *random.sample(group[:-1], len(group) > 1))]
