@@ -49,7 +49,7 @@ _MEMORY_CHANGED = (
     N_("Try again, or export the chat without its memory."),
 )
 
-BlockStream = Iterator[tuple[bytes, Iterable[bytes]]]  # block name and its content in pieces
+BlockStream = Iterator[tuple[bytes, Iterable[bytes]]]  # block name, and in pieces its content of the manifest's size
 
 
 class BadMemory(ValueError):
@@ -237,21 +237,13 @@ def import_memory(inventory: Inventory, conversation_id: str, manifest: Manifest
 def _store_blocks(files: BlockFiles, manifest: Manifest, stream: BlockStream) -> dict[bytes, bytes]:
     """Write the blocks that the store lacks; return their XXH3 hashes by name."""
     missing, xxh3 = dict(manifest.block_sizes), {}
-
-    def limited(content: Iterable[bytes], size: int) -> Iterator[bytes]:
-        for piece in content:
-            size -= len(piece)
-            if size < 0:
-                raise BadMemory(_("part of it is damaged"))
-            yield piece
-
     for name, content in stream:
         size = missing.pop(name, None)
         if size is None:
             raise BadMemory(_("it contains a duplicate or unused block"))
         if files.disk_usage(name, size) is not None:
             continue
-        written = files.write(limited(content, size))
+        written = files.write(content)
         if written.name != name or written.size != size:
             files.discard(written)
             raise BadMemory(_("part of it is damaged"))
