@@ -13,10 +13,9 @@ import pytest
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Bounds, RestoreMiss, RestorePlan, StagedFile, StoreRefused, Tier
+from kvchat.kvstore.savepoint import Bounds, RestorePlan, StagedFile, StoreRefused, Tier
 from kvchat.kvstore.store import BlockStore
 from tests.kvstore.store_bench import FINGERPRINT, FULL, Bench, Model, token_range
-from tests.store_contents import flip_a_byte
 from tests.systems import needs_memory_folder
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,20 +54,6 @@ def test_files_are_overwritten_in_place_but_not_while_they_are_read(tight: Bench
         assert engine.read() == file_of(1001)
     fourth = stage(tight)  # the third does not make room for it
     assert (tight.read(third), tight.read(fourth)) == (file_of(2001), file_of(1))
-
-
-@linux
-def test_a_damaged_block_is_noticed_when_a_file_is_overwritten(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", memory=3 * SIZE // 2)
-    bench.save("one", token_range(300))
-    blocks = bench.block_files()
-    bench.save("two", token_range(300, start=1001))
-    bench.restorer.unstage(stage(bench, 1001))
-    assert bench.files_in_memory()
-    flip_a_byte(max(blocks, key=lambda path: path.stat().st_size))
-    assert isinstance(bench.restorer.stage(bench.plan(token_range(310)), bench.slots), RestoreMiss)
-    assert not list(bench.slots.iterdir())
-    assert isinstance(bench.find(token_range(310)), RestoreMiss), "it is not tried again"
 
 
 @needs_memory_folder

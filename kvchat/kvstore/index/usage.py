@@ -107,15 +107,14 @@ def _block_bytes_by_owner(
     parents = needs.parents.tolist()
     seen_by = [0] * len(parents)  # for each use, the last conversation found to have it
     uses: list[int] = []
-    counts: list[int] = []
+    user_of_each: list[int] = []
     for (conversation, _), use in zip(points, needs.last_uses.tolist(), strict=True):
-        before = len(uses)
         while use >= 0 and seen_by[use] != conversation:
             seen_by[use] = conversation
             uses.append(use)
+            user_of_each.append(conversation)
             use = parents[use]
-        counts.append(len(uses) - before)
-    users = np.repeat(np.array([conversation for conversation, _ in points], np.int64), counts)
+    users = np.array(user_of_each, np.int64)
     limit = int(users.max(initial=0)) + 1
 
     def held_and_own(users: IntArray) -> dict[int, tuple[int, int]]:
