@@ -9,7 +9,7 @@ from functools import partial
 
 from kvchat.engine.api import wire
 from kvchat.engine.api.pictures import FIRST_PICTURE_ID
-from kvchat.engine.api.transport import EngineResponse
+from kvchat.engine.api.response import EngineResponse
 from kvchat.engine.api.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.replies import ResponseParser, UsageCorrection

@@ -293,7 +293,8 @@ def prompt_messages(branch: Sequence[Message], *, continues_reply: bool = False)
     Each call gets exactly one result, as templates expect: a missing one is made up, and a result without a call, which
     only a file can have, becomes a user's message.
     """
-    from kvchat.engine.api.wire import ChatMessage, without_pictures  # the first frame needs no prompts
+    from kvchat.engine.api.pictures import without_pictures  # the first frame needs no prompts
+    from kvchat.engine.api.wire import ChatMessage
 
     joined: list[ChatMessage] = []
     calls: tuple[ToolCall, ...] = ()

@@ -9,7 +9,7 @@ import math
 import re
 import ssl
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,25 +21,17 @@ from kvchat.engine.api.pictures import (
     PicturePrompts,
     pictures_unusable,
     with_placeholder_pictures,
+    without_pictures,
 )
-from kvchat.engine.api.transport import (
-    CONNECT_TIMEOUT_S,
-    QUICK_TIMEOUT_S,
-    EngineResponse,
-    PageFile,
-    Transport,
-    split_lines,
-)
+from kvchat.engine.api.response import EngineResponse
+from kvchat.engine.api.tokenizer import PromptTokenizer, TokenIds
+from kvchat.engine.api.transport import CONNECT_TIMEOUT_S, QUICK_TIMEOUT_S, PageFile, Transport, split_lines
 from kvchat.engine.api.wire import (
     ChatChunk,
-    ChatMemory,
     ChatMessage,
-    MemoryForecast,
     Picture,
     PromptProgress,
     Sampling,
-    ServerFacts,
-    SlotFile,
     Timings,
 )
 from kvchat.system.concurrency import run_in_thread_if_large
@@ -50,18 +42,11 @@ MAX_CHAT_NAME = 64  # characters
 GROWTH_PROBE = "more"  # appended to a message that may grow, to find where it ends in the prompt
 THREAD_PARSE_BYTES = 32_768  # longer responses of /tokenize are parsed in a thread
 COUNT_CHUNK_CHARS = 100_000
-CACHED_PROMPTS = 16  # one of each conversation
-MAX_CACHED_CHARS = 20_000_000  # of all of them; the ids take ten times the bytes
-SAME_CHAT_CHARS = 200  # a longer prompt of the same conversation lacks at most this many at a prompt's end
 _HEALTH_TIMEOUT_S = 2.0
 _REPLY_TIMEOUT_S = 3600.0  # for a reply that is not streamed
 _EMBEDDING_TIMEOUT_S = 300.0  # for a few texts, on a busy computer
 _SLOT_TIMEOUT_S = 900.0  # may wait for a busy slot and write many GB to a slow disk
-
 _PREPARE_TIMEOUT_S = 600.0  # without progress: other work comes first
-
-TokenIds = tuple[int, ...]
-Tokenize = Callable[[str, bool], Awaitable[TokenIds]]  # returns the ids of a text, with the prompt's first ids if True
 
 
 def chat_name(owner: str) -> str:
@@ -96,65 +81,6 @@ class UnchangedRows:
 # Without it, /apply-template also builds a grammar of all tools, which takes twice as long as rendering (b11434).
 _NO_CALLS = {"tool_choice": "none"}
 _PROBE_TOOL = '[{"type": "function", "function": {"name": "a", "description": "b", "parameters": {"type": "object"}}}]'
-
-
-class PromptTokenizer:
-    """Incremental tokenizer: processes only the part of a prompt after a cached prefix.
-
-    The text before and after a special token is tokenized separately, so a prompt can be cut at the end-of-text
-    token after a message. The first such prompt is also tokenized as a whole, to check this for the model. If the
-    results differ, all prompts are tokenized as a whole.
-    """
-
-    def __init__(self, tokenize: Tokenize) -> None:
-        self._tokenize = tokenize
-        self._cache: list[tuple[str, TokenIds]] = []  # newest last
-        self.end_token, self._end_id = "", -1  # text and id of the end-of-text token, once known
-        self.render_options: Mapping[str, str] = {}  # to render prompts with tools in less time
-        self._can_cut: bool | None = None  # None: not checked yet
-
-    async def tokenize(self, text: str, *, is_draft: bool = False) -> TokenIds:
-        """Return a prompt's token ids and, unless it is a draft, cache them. Raises EngineGone and EngineRefused."""
-        for cached, cached_ids in self._cache:
-            if cached == text:
-                return cached_ids
-        ids = await self._extend_cached_prompt(text)
-        if ids is None or self._can_cut is None:
-            whole = await self._tokenize(text, True)
-            if ids is not None:
-                self._can_cut = ids == whole
-            ids = whole
-        if not is_draft:
-            self._cache_prompt(text, ids)
-        return ids
-
-    def _cache_prompt(self, text: str, ids: TokenIds) -> None:
-        """Cache a prompt instead of those that are the same except for their last characters."""
-        others = [p for p in self._cache if len(p[0]) - common_prefix_length(p[0], text) > SAME_CHAT_CHARS]
-        self._cache = [*others, (text, ids)][-CACHED_PROMPTS:]
-        while sum(len(cached) for cached, _ids in self._cache) > MAX_CACHED_CHARS:
-            del self._cache[0]
-
-    async def _extend_cached_prompt(self, text: str) -> TokenIds | None:
-        """Return the ids by extending the cached prompt with the longest common prefix; None if this is impossible."""
-        if not self.end_token or self._can_cut is False or not self._cache:
-            return None
-        cached, ids = max(self._cache, key=lambda prompt: common_prefix_length(prompt[0], text))
-        cut = text.rfind(self.end_token, 0, common_prefix_length(cached, text))
-        if cut <= 0:
-            return None
-        if self._end_id < 0:
-            end_ids = await self._tokenize(self.end_token, False)
-            if len(end_ids) != 1:
-                self._can_cut = False
-                return None
-            self._end_id = end_ids[0]
-        if ids.count(self._end_id) != cached.count(self.end_token):
-            return None
-        place = -1
-        for _end in range(text.count(self.end_token, 0, cut) + 1):
-            place = ids.index(self._end_id, place + 1)
-        return ids[:place] + await self._tokenize(text[cut:], False)
 
 
 class LlamaServerClient:
@@ -260,7 +186,7 @@ class LlamaServerClient:
         """Raise EngineRefused if the engine cannot convert this JSON schema to a grammar."""
         await self._render(wire.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)})
 
-    async def facts(self) -> ServerFacts:
+    async def facts(self) -> wire.ServerFacts:
         facts = wire.parse_facts(await self._http.request_json("GET", "/props"))
         self._prompts.end_token = facts.end_token
         if facts.has_tools:
@@ -344,7 +270,7 @@ class LlamaServerClient:
         end: fewer if the work was interrupted, 0 if it could not begin. Cancelling ends the work.
         """
         body = json.dumps(self._prompt_body(messages)).encode()
-        path, done = f"/kvchat/prepare?read={int(read)}", (0, 0)
+        path, done = f"/kvchat/prepare?read={int(read)}", wire.MemoryForecast("", 0, 0, 0)
         request = self._http.forward(path, body, silence_s=_PREPARE_TIMEOUT_S, more_headers=self._headers)
         async with request as response:
             if response.status_code != 200:
@@ -352,12 +278,11 @@ class LlamaServerClient:
             rest = b""
             while data := await response.read():
                 *lines, rest = split_lines(rest + data)
-                for counts in map(wire.parse_object, lines):
-                    done = wire.parse_count(counts, "ready"), wire.parse_count(counts, "total")
-                    progress(*done)
-        return done
+                for done in map(wire.parse_forecast, map(wire.parse_object, lines)):
+                    progress(done.ready, done.total)
+        return done.ready, done.total
 
-    async def forecast(self, messages: Sequence[ChatMessage]) -> MemoryForecast:
+    async def forecast(self, messages: Sequence[ChatMessage]) -> wire.MemoryForecast:
         """Ask another kvchat what it could load for this prompt, whose last user message is a draft."""
         body = self._prompt_body(messages)
         return wire.parse_forecast(
@@ -372,7 +297,7 @@ class LlamaServerClient:
         """Have another kvchat load a model as soon as it is generating no reply."""
         await self._http.request_json("POST", "/kvchat/model", {"model": name}, timeout_s=_REPLY_TIMEOUT_S)
 
-    async def chat_memory(self) -> tuple[int, tuple[ChatMemory, ...]]:
+    async def chat_memory(self) -> tuple[int, tuple[wire.ChatMemory, ...]]:
         """Return the bytes of this computer's chats on another kvchat, and the memory of each."""
         return wire.parse_chat_memory(await self._http.request_json("GET", "/kvchat/chats"))
 
@@ -399,10 +324,10 @@ class LlamaServerClient:
                     progress(chunk.progress)
         return timings
 
-    async def save_slot(self, filename: str) -> SlotFile:
+    async def save_slot(self, filename: str) -> wire.SlotFile:
         return await self._slot_action("save", filename=filename)
 
-    async def restore_slot(self, filename: str) -> SlotFile:
+    async def restore_slot(self, filename: str) -> wire.SlotFile:
         self.rows.invalidate()
         return await self._slot_action("restore", filename=filename)
 
@@ -410,7 +335,7 @@ class LlamaServerClient:
         self.rows.invalidate()
         await self._slot_action("erase")
 
-    async def _slot_action(self, action: str, **body: str) -> SlotFile:
+    async def _slot_action(self, action: str, **body: str) -> wire.SlotFile:
         path = f"/slots/{self.slot}?action={action}"
         return wire.parse_slot_file(await self._http.request_json("POST", path, body, timeout_s=_SLOT_TIMEOUT_S))
 
@@ -456,7 +381,7 @@ class LlamaServerClient:
         rendered = await self._render(wire.prompt_body(with_placeholder_pictures(messages), self._template))
         if self._picture_prompts().count_markers(rendered) == sum(len(message.pictures) for message in messages):
             return messages
-        return [wire.without_pictures(message) if message.role == "tool" else message for message in messages]
+        return [without_pictures(message) if message.role == "tool" else message for message in messages]
 
     def _picture_prompts(self) -> PicturePrompts:
         if self._pictures is None:

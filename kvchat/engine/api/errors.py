@@ -123,6 +123,18 @@ class EngineSilent(EngineGone):
     """The engine accepted a request but did not respond in time."""
 
 
+class CertificateChanged(EngineGone):
+    """The server's certificate is not the pinned one. The API key was not sent."""
+
+    def __init__(self, lifetime: EngineLifetime) -> None:
+        super().__init__(
+            _("The other computer’s certificate has changed"),
+            _("It may be another computer that pretends to be yours, so kvchat sends it nothing."),
+            _("If you reinstalled kvchat there, pair the computers again in Settings, Engine."),
+            lifetime,
+        )
+
+
 class EngineRefused(EngineError):
     def __init__(self, status: int, message: str, kind: str = "") -> None:
         super().__init__(_("The engine refused the request"), message)

@@ -16,6 +16,7 @@ import numpy as np
 from blake3 import blake3
 
 from kvchat.engine.api.errors import EngineRefused
+from kvchat.engine.api.tokenizer import Tokenize
 from kvchat.engine.api.wire import ChatMessage, Picture, prompt_body
 from kvchat.text.language import _
 
@@ -26,7 +27,6 @@ CACHE_BYTES = 64_000_000  # of recent pictures, which are sent again when a turn
 _PLACEHOLDER = Picture(b"\x89PNG")  # stands for any picture when a template is rendered
 
 PostJson = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # sends a body to a path
-Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # returns a text's ids, with the prompt's first if True
 
 
 def pictures_unusable(reason: str) -> EngineRefused:
@@ -117,6 +117,17 @@ def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]
 
 def with_placeholder_pictures(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [replace(message, pictures=(_PLACEHOLDER,) * len(message.pictures)) for message in messages]
+
+
+UNSEEN_PICTURES = "[{count} images were shown to the user. You cannot see them.]"  # for the model
+
+
+def without_pictures(message: ChatMessage) -> ChatMessage:
+    """Return a tool's result with a sentence in place of its pictures."""
+    if not message.pictures:
+        return message
+    note = UNSEEN_PICTURES.format(count=len(message.pictures))
+    return replace(message, content="\n\n".join(filter(None, (message.content, note))), pictures=())
 
 
 def image_format(data: bytes) -> str | None:

@@ -21,54 +21,36 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import h11
 import httpx2
 
 from kvchat.engine.api import errors, wire
 from kvchat.engine.api.errors import (
+    CertificateChanged,
     EngineBroken,
     EngineError,
     EngineGone,
     EngineLifetime,
     EngineRefused,
-    EngineSilent,
     EngineUnreachable,
 )
+from kvchat.engine.api.response import GONE_ADVICE, EngineResponse, connection_lost
 from kvchat.engine.api.wire import ChatChunk
 from kvchat.system.concurrency import run_in_thread_if_large
-from kvchat.system.files import read_limited
-from kvchat.text.language import N_, _
+from kvchat.text.language import _
 
-MAX_RESPONSE_BYTES = 64_000_000  # of a response that is not streamed; the longest prompt takes a tenth of this
 CONNECT_TIMEOUT_S = 5.0
-READ_INTERVAL_S = 0.03  # between two reads of a stream; the window updates less often
 SILENCE_CHECK_S = 10.0  # silence in a started reply after which the engine is checked
 QUICK_TIMEOUT_S = 60.0  # for requests without computing, which may wait for a running batch
 _SPARE_S = 4.0  # idle time of a kept connection, longer than between two checks: an older one may be dead
 _UNACKNOWLEDGED_MS = 10_000  # data that a paired kvchat does not acknowledge for this long was lost
 _PROBE_AFTER_S = 0.1  # without an answer on a kept connection, the server may be away
 _DRAIN_TIMEOUT_S = 0.5  # for the last data of a stream when its connection is closed
-_READ_BYTES = 65_536
 _MAX_LINE = 4_000_000  # bytes of one event in a stream
-_WRITE_BYTES = 1_000_000
 _COMPRESS_BYTES = 8_000  # more than this may not fit into TCP's first ten packets, and then takes a round trip more
 _COMPRESS_IN_THREAD_BYTES = 500_000
 NO_HEADERS: Mapping[str, str] = {}
 _RECEIPT_PREFIX, _RECEIPT_LINE = "x-kvchat-", b": kvchat "  # of a server that is a kvchat itself
 _FILE_HEADERS = ("content-type", "content-encoding", "etag")
-_GONE_ADVICE = N_("kvchat restarts it automatically. Send the message again.")
-
-
-class CertificateChanged(EngineGone):
-    """The server's certificate is not the pinned one. The API key was not sent."""
-
-    def __init__(self, lifetime: EngineLifetime) -> None:
-        super().__init__(
-            _("The other computer’s certificate has changed"),
-            _("It may be another computer that pretends to be yours, so kvchat sends it nothing."),
-            _("If you reinstalled kvchat there, pair the computers again in Settings, Engine."),
-            lifetime,
-        )
 
 
 @dataclass(frozen=True)
@@ -84,108 +66,6 @@ class _Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     idle_since: float = field(default_factory=time.time)  # unlike time.monotonic, it goes on during sleep
-
-
-class EngineResponse:
-    """A response, to be read once. Reading raises EngineGone or EngineSilent."""
-
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float, lifetime: EngineLifetime
-    ) -> None:
-        self.status_code = 0  # 0 until `read_head` has returned
-        self.headers: Mapping[str, str] = {}
-        self.heard_at = time.monotonic()  # when data last arrived
-        self._reader, self._writer, self._silence_s, self._lifetime = reader, writer, silence_s, lifetime
-        self._http = h11.Connection(h11.CLIENT)
-        self._failure: EngineGone | None = None
-        self._closing: asyncio.Event | None = None
-        self._on_silence: Callable[[], None] = lambda: None
-        self._interval_s = SILENCE_CHECK_S
-
-    @property
-    def can_reuse_connection(self) -> bool:
-        return self._http.our_state is self._http.their_state is h11.DONE and not self._http.trailing_data[0]
-
-    def abort(self, failure: EngineGone | None = None) -> None:
-        """Close the connection. Reading then raises `failure`, if given."""
-        self._failure = failure
-        self._writer.transport.abort()
-
-    async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
-        request = h11.Request(method=method, target=target.encode(), headers=list(headers.items()))
-        sent = [self._http.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]
-        data = b"".join(part for part in sent if part)
-        for at in range(0, len(data), _WRITE_BYTES):
-            with contextlib.suppress(OSError):  # the server may have sent a response with the reason
-                try:
-                    async with asyncio.timeout(self._silence_s):
-                        await self._writer.drain()
-                except TimeoutError as error:
-                    raise _silent_error(self._lifetime) from error
-            self._writer.write(data[at : at + _WRITE_BYTES])
-
-    async def read_head(self) -> None:
-        while not self.status_code:
-            if isinstance(head := await self._next(), h11.Response):
-                self.status_code = head.status_code
-                self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-
-    async def read(self) -> bytes:
-        while not isinstance(event := await self._next(), h11.EndOfMessage):
-            if isinstance(event, h11.Data):
-                return bytes(event.data)
-        return b""
-
-    async def aiter_raw(self) -> AsyncGenerator[bytes, None]:
-        while data := await self.read():
-            yield data
-
-    async def aread(self) -> bytes:
-        try:
-            async with contextlib.aclosing(self.aiter_raw()) as pieces:
-                return await read_limited(pieces, MAX_RESPONSE_BYTES)
-        except ValueError as error:
-            raise EngineRefused(self.status_code, _("The response is invalid")) from error
-
-    def read_in_batches(self, closing: asyncio.Event, on_silence: Callable[[], None], interval_s: float) -> None:
-        """From now on, pause before each read to get larger chunks, until `closing` is set.
-
-        `on_silence` is called after every `interval_s` without data.
-        """
-        self._closing, self._on_silence, self._interval_s = closing, on_silence, interval_s
-
-    async def _next(self) -> object:
-        try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
-                self._http.receive_data(await self._receive())
-                self.heard_at = time.monotonic()
-        except TimeoutError as error:
-            raise _silent_error(self._lifetime) from error
-        except (h11.RemoteProtocolError, OSError) as error:
-            raise self._failure or _connection_lost(self._lifetime, str(error) or type(error).__name__) from error
-        if isinstance(event, h11.ConnectionClosed):
-            raise self._failure or _connection_lost(self._lifetime, _("The engine closed the connection."))
-        return event
-
-    async def _receive(self) -> bytes:
-        if self._closing is None:
-            async with asyncio.timeout(self._silence_s):
-                return await self._reader.read(_READ_BYTES)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READ_INTERVAL_S):
-                await self._closing.wait()
-        self._writer.transport.resume_reading()  # type: ignore[attr-defined]
-        waited = 0.0
-        while waited + self._interval_s < self._silence_s:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
-                    data = await self._reader.read(_READ_BYTES)
-                self._writer.transport.pause_reading()  # type: ignore[attr-defined]
-                return data
-            self._on_silence()
-            waited += self._interval_s
-        async with asyncio.timeout(self._silence_s - waited):
-            return await self._reader.read(_READ_BYTES)
 
 
 class Transport:
@@ -252,15 +132,9 @@ class Transport:
         return PageFile(content, headers) if response.status_code == 200 else None
 
     async def request_json(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        timeout_s: float = QUICK_TIMEOUT_S,
-        more_headers: Mapping[str, str] = NO_HEADERS,
+        self, method: str, path: str, body: dict[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
-        return wire.parse_object(await self.request(method, path, body, timeout_s=timeout_s, more_headers=more_headers))
+        return wire.parse_object(await self.request(method, path, body, **options))
 
     async def request(
         self,
@@ -327,8 +201,8 @@ class Transport:
                         chunk = wire.parse_event(event)
                         if isinstance(chunk, EngineRefused):
                             raise self._engine_fault(event, chunk.status)
-                        has_ended = has_ended or wire.ends_stream(event)
-                        if chunk is None:
+                        has_ended = has_ended or chunk.is_last
+                        if chunk.is_empty:
                             continue
                         if not has_begun and chunk.has_output:  # send the first word immediately
                             has_begun = True
@@ -336,7 +210,7 @@ class Transport:
                             response.read_in_batches(self._closing, self._on_silence, interval_s)
                         yield chunk
             if not has_ended:
-                raise _connection_lost(self.lifetime, _("The response ended early."))
+                raise connection_lost(self.lifetime, _("The response ended early."))
         except EngineError as error:
             self._on_fault(error)
             raise
@@ -351,7 +225,7 @@ class Transport:
         """Send a request and yield the response, whose head has not been read yet. A check opens a new connection."""
         if self._closing.is_set():
             title, detail = _("The engine is no longer running"), _("It was stopped or restarted.")
-            raise EngineGone(title, detail, _(_GONE_ADVICE), self.lifetime)
+            raise EngineGone(title, detail, _(GONE_ADVICE), self.lifetime)
         spare = None if is_check else self._take_spare()
         connection = spare or await self._connect(silence_s)
         response = EngineResponse(connection.reader, connection.writer, silence_s, self.lifetime)
@@ -419,7 +293,7 @@ class Transport:
 
     def _unreachable(self, error: OSError) -> EngineGone:
         reason = str(error) or _("It does not accept connections.")
-        gone = EngineUnreachable(_("The engine cannot be reached"), reason, _(_GONE_ADVICE), self.lifetime)
+        gone = EngineUnreachable(_("The engine cannot be reached"), reason, _(GONE_ADVICE), self.lifetime)
         gone.timed_out = isinstance(error, TimeoutError)
         return gone
 
@@ -451,12 +325,3 @@ def split_lines(data: bytes) -> list[bytes]:
 
 def _json(body: dict[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def _connection_lost(lifetime: EngineLifetime, detail: str) -> EngineGone:
-    return EngineGone(_("The connection to the engine was lost"), detail, _(_GONE_ADVICE), lifetime)
-
-
-def _silent_error(lifetime: EngineLifetime) -> EngineSilent:
-    title, detail = _("The engine is not responding"), _("It has not responded for too long.")
-    return EngineSilent(title, detail, _(_GONE_ADVICE), lifetime)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.system.files import parse_json
@@ -19,6 +19,7 @@ from kvchat.text.safe_text import safe_name
 from kvchat.tools.tool import ToolCall
 
 Body = dict[str, Any]
+T = TypeVar("T")
 
 _MAX_NUMBER, _MAX_TIME = 2.0**53, 4e9  # s
 _CHUNK_BYTES = 200_000  # of a response of /tokenize, parsed at once
@@ -113,6 +114,11 @@ class ChatChunk:
     finish_reason: str | None = None
     calls: tuple[CallDelta, ...] = ()
     memory: ServerMemory | None = None
+    is_last: bool = False  # nothing follows
+
+    @property
+    def is_empty(self) -> bool:
+        return self == ChatChunk(is_last=self.is_last)
 
     @property
     def has_output(self) -> bool:
@@ -139,17 +145,6 @@ class ChatMessage:
     pictures: tuple[Picture, ...] = ()  # placed before the text
     calls: tuple[ToolCall, ...] = ()  # a reply's tool calls; for a tool's result, the one it answers
     tools: str = ""  # the first message may carry the chat's tools: JSON text of the request's `tools`
-
-
-UNSEEN_PICTURES = "[{count} images were shown to the user. You cannot see them.]"  # for the model
-
-
-def without_pictures(message: ChatMessage) -> ChatMessage:
-    """Return a tool's result with a sentence in place of its pictures."""
-    if not message.pictures:
-        return message
-    note = UNSEEN_PICTURES.format(count=len(message.pictures))
-    return replace(message, content="\n\n".join(filter(None, (message.content, note))), pictures=())
 
 
 def nesting_depth(text: str) -> int:
@@ -265,58 +260,43 @@ def parse_error(text: str | bytes, status: int) -> EngineRefused:
     return EngineRefused(status, error)
 
 
-def parse_event(data: str) -> ChatChunk | EngineRefused | None:
-    """Parse one `data:` line of a streamed response; return None if it has nothing that kvchat uses."""
+def parse_event(data: str) -> ChatChunk | EngineRefused:
+    """Parse one `data:` line of a streamed response.
+
+    The last one is "[DONE]" for a chat, an event with `stop` for a /completion.
+    """
     event = parse_object(data)
     if "error" in event:
         return parse_error(data, 500)
-    choices = event.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    choice = next(iter(_dicts(event, "choices")), {})
     delta, progress, timings = _dict(choice, "delta"), _dict(event, "prompt_progress"), _dict(event, "timings")
-    processed = PromptProgress(_int(progress, "total"), _int(progress, "cache"), _int(progress, "processed"))
-    measured = Timings(
-        cache_n=_int(timings, "cache_n"),
-        prompt_n=_int(timings, "prompt_n"),
-        prompt_ms=_float(timings, "prompt_ms"),
-        predicted_n=_int(timings, "predicted_n"),
-        predicted_ms=_float(timings, "predicted_ms"),
-    )
-    chunk = ChatChunk(
+    return ChatChunk(
         _str(delta, "content"),
         _str(delta, "reasoning_content"),
-        processed if "total" in progress else None,
-        measured if "prompt_n" in timings else None,
+        _read_fields(PromptProgress, progress) if "total" in progress else None,
+        _read_fields(Timings, timings) if "prompt_n" in timings else None,
         _str(choice, "finish_reason") or None,
-        _parse_calls(delta.get("tool_calls")),
+        tuple(map(_parse_call, _dicts(delta, "tool_calls"))),
+        is_last=data == "[DONE]" or event.get("stop") is True,
     )
-    return None if chunk == ChatChunk() else chunk
 
 
-def _parse_calls(deltas: Any) -> tuple[CallDelta, ...]:
-    calls = []
-    for delta in deltas if isinstance(deltas, list) else ():
-        if isinstance(delta, dict):
-            function = _dict(delta, "function")
-            name, arguments = _str(function, "name"), _str(function, "arguments")
-            calls.append(CallDelta(_int(delta, "index"), _str(delta, "id"), name, arguments))
-    return tuple(calls)
+def _parse_call(delta: Body) -> CallDelta:
+    function = _dict(delta, "function")
+    return CallDelta(_int(delta, "index"), _str(delta, "id"), _str(function, "name"), _str(function, "arguments"))
 
 
 def parse_memory(receipt: Body) -> ServerMemory:
     """Parse the values of a kvchat server's receipt, from its response's headers or its last line."""
     return ServerMemory(
         _str(receipt, "source"),
-        parse_count(receipt, "found"),
+        _int(receipt, "found"),
         _str(receipt, "miss-code"),
-        max(0.0, _float(receipt, "restore-ms")),
-        parse_count(receipt, "restore-bytes"),
-        parse_count(receipt, "ahead"),
-        max(0.0, _float(receipt, "ahead-ms")),
+        _float(receipt, "restore-ms"),
+        _int(receipt, "restore-bytes"),
+        _int(receipt, "ahead"),
+        _float(receipt, "ahead-ms"),
     )
-
-
-def parse_count(body: Body, name: str) -> int:
-    return max(0, _int(body, name))
 
 
 MAX_MODELS, MAX_MODEL_NAME = 200, 200  # names; characters of a name
@@ -324,39 +304,20 @@ MAX_MODELS, MAX_MODEL_NAME = 200, 200  # names; characters of a name
 
 def parse_models(body: Body) -> tuple[str, ...]:
     """Parse the response of /v1/models into the models' names, leaving out those that could be paths."""
-    entries = body.get("data")
-    names = [_str(entry, "id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    names = [_str(entry, "id") for entry in _dicts(body, "data")]
     safe = [name for name in names if name == safe_name(name, MAX_MODEL_NAME) and not set(name) & set("/\\")]
     return tuple(dict.fromkeys(safe[:MAX_MODELS]))
 
 
 def parse_forecast(body: Body) -> MemoryForecast:
-    ready, total, size = (parse_count(body, name) for name in ("ready", "total", "bytes"))
-    return MemoryForecast(_str(body, "source"), min(ready, total), total, size)
+    forecast = _read_fields(MemoryForecast, body)
+    return replace(forecast, ready=min(forecast.ready, forecast.total))
 
 
 def parse_chat_memory(body: Body) -> tuple[int, tuple[ChatMemory, ...]]:
     """Return the bytes of all chats, which may share some, and the memory of each."""
-    listed = body.get("chats")
-    chats = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    memory = tuple(
-        ChatMemory(
-            chat=_str(entry, "chat"),
-            bytes=parse_count(entry, "bytes"),
-            save_points=parse_count(entry, "save_points"),
-            tokens=parse_count(entry, "tokens"),
-            source=_str(entry, "source"),
-            last_used_at=min(max(0.0, _float(entry, "last_used_at")), _MAX_TIME),
-            keep=_str(entry, "keep"),
-        )
-        for entry in chats
-    )
-    return parse_count(body, "bytes"), memory
-
-
-def ends_stream(data: str) -> bool:
-    """True if this `data:` line ends the stream: "[DONE]" for a chat, an event with `stop` for a /completion."""
-    return data == "[DONE]" or parse_object(data).get("stop") is True
+    chats = [_read_fields(ChatMemory, entry) for entry in _dicts(body, "chats")]
+    return _int(body, "bytes"), tuple(replace(c, last_used_at=min(c.last_used_at, _MAX_TIME)) for c in chats)
 
 
 def parse_slot_file(body: Body) -> SlotFile:
@@ -398,13 +359,19 @@ def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
     return tuple(tokens) if all(isinstance(token, int) for token in tokens) else None
 
 
+def _read_fields(kind: Callable[..., T], body: Body) -> T:
+    """Return a `kind` of dataclass, all of whose fields are numbers and texts of the same names in `body`."""
+    readers = {"int": _int, "float": _float, "str": _str}
+    return kind(**{field.name: readers[field.type](body, field.name) for field in fields(kind)})  # type: ignore[arg-type, index]
+
+
 def _int(body: Body, name: str) -> int:
     return int(_float(body, name))
 
 
 def _float(body: Body, name: str) -> float:
     value = body.get(name)
-    return float(value) if isinstance(value, int | float) and abs(value) < _MAX_NUMBER else 0.0  # not NaN
+    return float(value) if isinstance(value, int | float) and 0 <= value < _MAX_NUMBER else 0.0  # not NaN
 
 
 def _str(body: Body, name: str) -> str:
@@ -415,3 +382,8 @@ def _str(body: Body, name: str) -> str:
 def _dict(body: Body, name: str) -> Body:
     value = body.get(name)
     return value if isinstance(value, dict) else {}
+
+
+def _dicts(body: Body, name: str) -> list[Body]:
+    value = body.get(name)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

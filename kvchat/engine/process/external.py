@@ -16,6 +16,7 @@ from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.api.errors import (
     AccessRefused,
+    CertificateChanged,
     EngineError,
     EngineFailure,
     EngineGone,
@@ -25,7 +26,7 @@ from kvchat.engine.api.errors import (
     FailureKind,
     ForeignServer,
 )
-from kvchat.engine.api.transport import CONNECT_TIMEOUT_S, CertificateChanged
+from kvchat.engine.api.transport import CONNECT_TIMEOUT_S
 from kvchat.engine.discovery.engines import MINIMUM_BUILD, build_number
 from kvchat.settings import MAX_CONTEXT
 from kvchat.system import parent_guard

@@ -15,7 +15,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import NO_RESULT, Message, MessageState, Role
 from kvchat.chat.turn.tool_calls import DENIED_RESULT, STOPPED_RESULT, Answer, Decision
 from kvchat.chat.turn.turn import MAX_ROUNDS
-from kvchat.engine.api.wire import UNSEEN_PICTURES
+from kvchat.engine.api.pictures import UNSEEN_PICTURES
 from kvchat.tools.tool import ToolResult
 from kvchat.tools.toolbox import Toolbox
 from kvchat.transfer.exporting import ExportForm, export_file

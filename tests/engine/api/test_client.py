@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from kvchat.engine.api import transport, wire
+from kvchat.engine.api import response, transport, wire
 from kvchat.engine.api.client import THREAD_PARSE_BYTES, LlamaServerClient, UnchangedRows
 from kvchat.engine.api.errors import (
     EngineBroken,
@@ -186,11 +186,11 @@ async def test_output_of_killed_engine_is_complete(
 async def test_first_word_is_immediate_and_the_rest_batched(
     fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "READ_INTERVAL_S", 3600)
+    monkeypatch.setattr(response, "READ_INTERVAL_S", 3600)
     fake_engine.set(FAKE_REPLY="word " * 1000, FAKE_TOKEN_DELAY=0.005)
     async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
         assert await anext(chunk.text async for chunk in chunks if chunk.text) == "word"
-    monkeypatch.setattr(transport, "READ_INTERVAL_S", 0.5)
+    monkeypatch.setattr(response, "READ_INTERVAL_S", 0.5)
     fake_engine.set(FAKE_REPLY="word " * 40, FAKE_TOKEN_DELAY=0.005)
     came = [time.monotonic() async for chunk in client.chat(HELLO, Sampling()) if chunk.text]
     assert len(came) == 41

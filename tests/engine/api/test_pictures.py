@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvchat.engine.api.client import EngineRefused, LlamaServerClient
-from kvchat.engine.api.pictures import PicturePrompts, picture_ids
-from kvchat.engine.api.wire import ChatMessage, Picture, Sampling, Timings, without_pictures
+from kvchat.engine.api.pictures import PicturePrompts, picture_ids, without_pictures
+from kvchat.engine.api.wire import ChatMessage, Picture, Sampling, Timings
 from kvchat.engine.process.plan import LaunchPlan
 from kvchat.tools.tool import ToolCall
 from tests.engine_fixtures import supervised

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.api.client import PromptTokenizer
+from kvchat.engine.api.tokenizer import PromptTokenizer
 from kvchat.engine.api.wire import ChatMessage
 from kvchat.engine.discovery.engines import EngineLocation
 from kvchat.engine.process.plan import LaunchPlan

@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import EngineError, EngineFailed
-from kvchat.engine.api.transport import MAX_RESPONSE_BYTES
+from kvchat.engine.api.response import MAX_RESPONSE_BYTES
 from kvchat.engine.process.external import (
     BadAddress,
     ExternalServer,
