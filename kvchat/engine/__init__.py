@@ -6,7 +6,7 @@
   could change saved KV caches. `supervisor.py` starts, monitors and restarts the engine, and `child.py` explains
   crashes. `external.py` connects to a llama-server that the user runs. Its KV caches are saved only if its process and
   its slot folder are found on this computer.
-- `api`: `client.py` sends requests through `transport.py`, which alone opens connections; `response.py` reads the responses.
+- `api`: `client.py` sends requests through `transport.py`, the only module that connects; `response.py` reads answers.
 - `embedded.py` and `system/parent_guard.py` run in processes of their own and import nothing of kvchat. The guard ends
   the engine with the app, even after SIGKILL.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvchat.engine.api.errors import EngineFailed, EngineFailure, EngineUnusable, FailureKind
 from kvchat.engine.discovery import arguments
 from kvchat.engine.discovery.engines import EngineLocation, EngineProbe, list_devices, usable_engine
 from kvchat.engine.process.plan import FULL_WINDOW_OPTION, LaunchPlan
@@ -14,6 +15,8 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NO_STAGING_MEMORY, StagingMemory
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import FileStamps, GgufFacts, file_identity, file_stamps, model_identity, read_facts
+from kvchat.library.gguf.kv_cache import kv_bytes
+from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, slots_for
 from kvchat.library.memory.demand import (
     DeviceMemory,
@@ -74,6 +77,15 @@ class ModelMissing(KvchatError):
         )
 
 
+def start_failure(error: KvchatError) -> EngineFailure:
+    if isinstance(error, EngineFailed):
+        return error.failure
+    kind = FailureKind.NOT_FOUND if isinstance(error, EngineUnusable) else FailureKind.BAD_MODEL
+    if isinstance(error, ModelFileMissing):
+        kind = FailureKind.MODEL_MISSING
+    return EngineFailure(kind, error.title, error.detail, error.advice)
+
+
 @dataclass(frozen=True)
 class EngineChoice:
     location: EngineLocation
@@ -91,6 +103,9 @@ class EngineChoice:
     @property
     def facts(self) -> GgufFacts:
         return self.demand.facts
+
+    def kv_bytes(self, tokens: int) -> int:
+        return kv_bytes(self.facts.kv, tokens, self.plan.kv_type)
 
     def model_changed(self) -> bool:
         """Return True if the model's files were replaced after this choice was made. Reads the disk."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.errors import EngineRefused
 from kvchat.engine.api.vitals import SlotState, parse_slots
 from kvchat.engine.api.wire import ServerFacts
@@ -23,10 +24,12 @@ from kvchat.engine.process.log import read_allocations
 from kvchat.engine.process.plan import FULL_WINDOW_OPTION, LaunchPlan
 from kvchat.engine.process.supervisor import EngineSupervisor
 from kvchat.engine_host.choice import (
+    Capacity,
     EngineChoice,
     VisionUnsupported,
     choose_engine,
     promised_strategy,
+    query_capacity,
     with_file_stamps,
 )
 from kvchat.engine_host.paired_computer import PairedComputer, PairedComputerStore
@@ -37,7 +40,14 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token, kv_fixed_bytes
-from kvchat.library.memory.demand import COMPUTER, LoadLimit, LoadLimits, MemoryUse
+from kvchat.library.memory.demand import (
+    COMPUTER,
+    DeviceMemory,
+    LoadLimit,
+    LoadLimits,
+    MemoryUse,
+    with_freed_memory,
+)
 from kvchat.library.model_files import display_name
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import FindingKey, RestoreFinding, Strategy
@@ -161,6 +171,19 @@ class ManagedEngine:
             join_sentences(_("The model now uses less memory."), context.reason, retry),
         )
 
+    async def capacity(self, settings: Settings) -> Capacity:
+        """Query the engine in the settings for the memory available to a model if the running one were stopped."""
+        choice, workers = self.choice, list[DeviceMemory]()
+        if choice is not None and choice.plan.rpc_workers and self.pid is not None:
+            # RPC servers serve one program at a time: use what they had free before the engine started.
+            settings = replace(settings, rpc_workers="")
+            workers = [device for device in choice.memory.devices if device.is_remote]
+        capacity = await asyncio.to_thread(lambda: query_capacity(settings, self.staging_memory()))
+        memory = capacity.memory
+        if self.connection.status.state is EngineState.READY:
+            memory = with_freed_memory(memory, self.memory_uses)
+        return replace(capacity, memory=replace(memory, devices=(*memory.devices, *workers)))
+
     async def inspect(self) -> tuple[ReadyEngine, FindingKey] | None:
         """Query a ready engine. Return None if the model's files have changed since they were chosen."""
         choice = self.choice
@@ -197,6 +220,9 @@ def server_key(paths: Paths) -> SecretStore:
 
 
 class ExternalEngine:
+    choice: EngineChoice | None = None  # the server's user has made it
+    memory_uses: tuple[MemoryUse, ...] = ()
+
     def __init__(
         self, slot_path: Path, generations: Iterator[int], key: SecretStore, computers: PairedComputerStore
     ) -> None:

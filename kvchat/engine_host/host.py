@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvchat.engine.api.client import LlamaServerClient
 from kvchat.engine.api.connection import DOWN_STATES, EngineState, EngineStatus
-from kvchat.engine.api.errors import EngineFailed, EngineFailure, EngineGone, EngineUnusable, FailureKind
+from kvchat.engine.api.errors import EngineFailure, EngineGone, FailureKind
 from kvchat.engine.api.vitals import Vitals, collect_vitals
 from kvchat.engine.discovery.arguments import parse_arguments
 from kvchat.engine.process.log import EngineLog
@@ -22,22 +22,21 @@ from kvchat.engine_host.choice import (
     NoModel,
     choose_engine,
     find_projector,
-    query_capacity,
+    start_failure,
 )
 from kvchat.engine_host.engines import ExternalEngine, ManagedEngine, server_key
 from kvchat.engine_host.paired_computer import PairedComputerStore
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import BlockStore
-from kvchat.library.gguf.kv_cache import kv_bytes
-from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.demand import DeviceMemory, LoadLimits, MemoryUse, with_freed_memory
+from kvchat.library.memory.demand import LoadLimits, MemoryUse
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import BreakEven, RestoreCost
 from kvchat.session.restore_support import FindingKey, FindingStore, RestoreFinding, Strategy
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings, any_changed
+from kvchat.system.concurrency import shielded
 from kvchat.system.paths import Paths
 from kvchat.text.language import _, join_parts, join_sentences
 from kvchat.text.reasons import Reason, ReasonCode
@@ -89,7 +88,6 @@ class SwitchingEngineHost:
         self._ready: ReadyEngine | None = None  # result of the last inspection
         self._finding_key: FindingKey | None = None  # key of this engine's restore finding
         self._inspection: asyncio.Task[None] | None = None
-        self._starter: asyncio.Task[None] | None = None
         self._is_testing = self._is_closed = False
         self._lock = asyncio.Lock()
         for engine in (self.managed, self.external):
@@ -138,12 +136,8 @@ class SwitchingEngineHost:
 
     async def wake_server(self) -> None:
         """Wake the paired computer if its hardware address is known. Raises KvchatError."""
-        computer = self.external.paired_computer
-        if computer is not None and computer.mac:
-            try:
-                await asyncio.to_thread(computer.wake)
-            except OSError as error:
-                raise KvchatError(_("{name} could not be woken", name=computer.name), f"{error}.") from error
+        if self.external.paired_computer is not None:
+            await asyncio.to_thread(self.external.paired_computer.wake)
 
     def can_recover(self) -> bool:
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
@@ -215,7 +209,7 @@ class SwitchingEngineHost:
                 needs_vision = engine.has_vision
             elif self.is_external or self._started_with_vision:
                 raise self.current.vision_error()
-            await self._restart(needs_vision=needs_vision, tokens=tokens)
+            await shielded(self._restart(needs_vision=needs_vision, tokens=tokens))
 
     async def note_restore(self, *, was_used: bool) -> None:
         engine, key = self.inspected_engine, self._finding_key
@@ -277,20 +271,13 @@ class SwitchingEngineHost:
                 raise
 
     async def _restart(self, *, needs_vision: bool, tokens: int) -> None:
-        """Stop the engine and start it again, even if the caller is cancelled meanwhile."""
-
-        async def start() -> None:
-            await self.stop()
-            await self._start(needs_vision=needs_vision, tokens=tokens)
-
-        self._starter = asyncio.create_task(start(), name="starting the engine")
-        self._starter.add_done_callback(report_unexpected_error)
-        await asyncio.shield(self._starter)
+        await self.stop()
+        await self._start(needs_vision=needs_vision, tokens=tokens)
 
     def _start_inspection(self) -> asyncio.Task[None]:
         """Inspect the engine in a task of its own, so that cancelling a caller does not end the inspection."""
         self._inspection = asyncio.create_task(self._inspect(), name="inspecting the engine")
-        self._inspection.add_done_callback(report_unexpected_error)
+        self._inspection.add_done_callback(_report_unexpected_error)
         return self._inspection
 
     async def _end_inspection(self) -> None:
@@ -353,12 +340,12 @@ class SwitchingEngineHost:
 
     @property
     def choice(self) -> EngineChoice | None:
-        return None if self.is_external else self.managed.choice
+        return self.current.choice
 
     @property
     def memory_uses(self) -> tuple[MemoryUse, ...]:
         """The model's use of each device's memory, estimated until the engine is ready; empty for a user's server."""
-        return () if self.is_external else self.managed.memory_uses
+        return self.current.memory_uses
 
     @property
     def server_models(self) -> tuple[str, ...]:
@@ -382,13 +369,12 @@ class SwitchingEngineHost:
         engine = self.inspected_engine
         if engine is not None and not self.runs_other_model(model):
             return engine.fingerprint, engine.limit
-        choice, settings, model = self.choice, self._settings(), _own_model(model)
-        if model is not None:
-            settings = replace(settings, model_path=model)
+        choice, settings = self.choice, self._settings()
+        settings = replace(settings, model_path=_own_model(model) or settings.model_path)
         try:
-            if settings.engine_url or not settings.model_path:
+            if settings.engine_url:
                 return None
-            if choice is None or self.restart_pending or choice.plan.model != Path(settings.model_path):
+            if choice is None or self.restart_pending or str(choice.plan.model) != settings.model_path:
                 choice = await asyncio.to_thread(choose_engine, settings, Path())
         except KvchatError:
             return None
@@ -397,10 +383,7 @@ class SwitchingEngineHost:
     def break_even(self, cost: RestoreCost) -> BreakEven | None:
         """Return the prompt length above which restoring is faster than processing; None until both are measured."""
         choice, context_size = self.choice, self.context_size
-        if choice is None or context_size is None:
-            return None
-        kv, plan = choice.facts.kv, choice.plan
-        return cost.break_even(lambda tokens: kv_bytes(kv, tokens, plan.kv_type), context_size)
+        return cost.break_even(choice.kv_bytes, context_size) if choice and context_size else None
 
     @property
     def log_lines(self) -> list[str]:
@@ -443,17 +426,7 @@ class SwitchingEngineHost:
 
     async def capacity(self) -> Capacity:
         """Query the engine for the memory available to a model if the running one were stopped."""
-        settings, staging_memory = self._settings(), self.managed.staging_memory
-        workers: tuple[DeviceMemory, ...] = ()
-        if self.choice is not None and self.choice.plan.rpc_workers and self.engine_pid is not None:
-            # RPC servers serve one program at a time: use what they had free before the engine started.
-            settings = replace(settings, rpc_workers="")
-            workers = tuple(device for device in self.choice.memory.devices if device.is_remote)
-        capacity = await asyncio.to_thread(lambda: query_capacity(settings, staging_memory()))
-        memory = capacity.memory
-        if self.choice is not None and self.status.state is EngineState.READY:
-            memory = with_freed_memory(memory, self.memory_uses)
-        return replace(capacity, memory=replace(memory, devices=(*memory.devices, *workers)))
+        return await self.managed.capacity(self._settings())
 
     async def model_judge(self) -> ModelJudge:
         return ModelJudge(self._settings(), await self.capacity(), self.managed.limits)
@@ -471,16 +444,7 @@ def _own_model(model: str | None) -> str | None:
     return model if model is not None and set(model) & set("/\\") else None
 
 
-def start_failure(error: KvchatError) -> EngineFailure:
-    if isinstance(error, EngineFailed):
-        return error.failure
-    kind = FailureKind.NOT_FOUND if isinstance(error, EngineUnusable) else FailureKind.BAD_MODEL
-    if isinstance(error, ModelFileMissing):
-        kind = FailureKind.MODEL_MISSING
-    return EngineFailure(kind, error.title, error.detail, error.advice)
-
-
-def report_unexpected_error(task: asyncio.Task[None]) -> None:
+def _report_unexpected_error(task: asyncio.Task[None]) -> None:
     """Report a task's exception as a bug, unless it is a KvchatError, which is shown to the user elsewhere."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, KvchatError):

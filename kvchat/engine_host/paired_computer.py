@@ -50,10 +50,15 @@ class PairedComputer:
     mac: str = ""  # address for wake-on-LAN, if known
 
     def wake(self) -> None:
-        """Send a wake-on-LAN packet to the home network. Raises OSError."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-            sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-            sender.sendto(b"\xff" * 6 + bytes.fromhex(self.mac.replace(":", "")) * 16, ("255.255.255.255", 9))
+        """Send a wake-on-LAN packet to the home network, if the address is known. Raises KvchatError."""
+        if not self.mac:
+            return
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+                sender.sendto(b"\xff" * 6 + bytes.fromhex(self.mac.replace(":", "")) * 16, ("255.255.255.255", 9))
+        except OSError as error:
+            raise KvchatError(_("{name} could not be woken", name=self.name), f"{error}.") from error
 
 
 class PairedComputerStore:

@@ -15,8 +15,8 @@ from kvchat.engine.api.errors import EngineFailed
 from kvchat.engine.api.transport import NO_HEADERS, Transport
 from kvchat.engine.api.vitals import Vitals
 from kvchat.engine.api.wire import ChatChunk, PromptProgress, Timings
-from kvchat.engine_host.choice import Capacity, ModelMissing, NoModel
-from kvchat.engine_host.host import SwitchingEngineHost, start_failure
+from kvchat.engine_host.choice import Capacity, ModelMissing, NoModel, start_failure
+from kvchat.engine_host.host import SwitchingEngineHost
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.demand import MemoryFacts, MemoryUse

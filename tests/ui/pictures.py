@@ -27,7 +27,7 @@ from kvchat.engine.api import vitals
 from kvchat.engine.api.connection import EngineState
 from kvchat.engine.api.vitals import SlotState, Vitals
 from kvchat.engine.discovery.graphics import GpuVendor, Graphics
-from kvchat.engine_host.host import start_failure
+from kvchat.engine_host.choice import start_failure
 from kvchat.library.gguf.parser import ModelFileMissing
 from kvchat.library.model_files import Source as Place
 from kvchat.library.model_library import FoundModel
