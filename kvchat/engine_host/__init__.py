@@ -1,4 +1,5 @@
 """Engines for sessions: kvchat's own (managed) or the user's server (external).
 
-`host.py` provides the engine, `setup.py` lists and downloads engines, and `trial.py` tests them.
+`host.py` starts, changes and inspects the engine; `engine_in_use.py` tells what is known of it. `setup.py` lists and
+downloads engines, and `trial.py` tests them.
 """
