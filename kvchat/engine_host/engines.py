@@ -253,12 +253,7 @@ class ExternalEngine:
         self.paired_computer = None  # its key may have changed
         self.paired_computer = await self._paired_computer(settings)
         if self.paired_computer is not None:
-            return partial(
-                self.connection.connect,
-                ServerAddress(
-                    url, self.paired_computer.key, self.paired_computer.certificate, self.paired_computer.name
-                ),
-            )
+            return partial(self.connection.connect, replace(self.paired_computer, url=url))
         stored = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
         return partial(self.connection.connect, ServerAddress(url, stored[0] if stored else ""))
 

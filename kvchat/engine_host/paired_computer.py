@@ -7,12 +7,12 @@ import json
 import re
 import socket
 import ssl
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx2
 
-from kvchat.engine.process.external import parse_address
+from kvchat.engine.process.external import ServerAddress, parse_address
 from kvchat.errors import KvchatError
 from kvchat.settings import SettingsNotSaved
 from kvchat.system.certificate import fingerprint, pinned_context, unverified_context
@@ -39,13 +39,9 @@ class PairingFailed(KvchatError):
 
 
 @dataclass(frozen=True)
-class PairedComputer:
+class PairedComputer(ServerAddress):
     """Another computer whose models this one may use."""
 
-    url: str
-    name: str
-    certificate: str = field(repr=False)  # PEM
-    key: str = field(repr=False)
     device: str = ""  # id of this computer in the other's list of devices
     mac: str = ""  # address for wake-on-LAN, if known
 

@@ -219,7 +219,7 @@ async def test_paired_computer_not_in_use_forgets_the_chat_once_it_is_used(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat, other, engine = await secret_chat(stage), OtherComputer(), stage.runtime.engine
-    PairedComputerStore(stage.runtime.paths).save(PairedComputer("https://box:8738", "box", "", ""))
+    PairedComputerStore(stage.runtime.paths).save(PairedComputer("https://box:8738", name="box"))
     await stage.service.recently_deleted.purge_chat(chat)
     await stage.idle()
     assert traces(stage) == []

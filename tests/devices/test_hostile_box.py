@@ -89,7 +89,7 @@ async def hostile(box: RunningGateway, tmp_path: Path) -> AsyncIterator[tuple[Ho
         port = server.sockets[0].getsockname()[1]
         text = file.read_text("ascii")
         certificate = text[text.index("-----BEGIN CERTIFICATE") :]
-        yield between, PairedComputer(f"https://127.0.0.1:{port}", "gpubox", certificate, KEY, "1")
+        yield between, PairedComputer(f"https://127.0.0.1:{port}", KEY, certificate, "gpubox", "1")
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class BadAddress(EngineUnusable):
 class ServerAddress:
     url: str
     key: str = field(default="", repr=False)  # empty if the server needs none
-    certificate: str = ""  # PEM of a paired computer, which runs kvchat
+    certificate: str = field(default="", repr=False)  # PEM of a paired computer, which runs kvchat
     name: str = ""  # of a paired computer
 
 

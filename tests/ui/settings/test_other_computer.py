@@ -40,7 +40,7 @@ class Pairing:
         self.calls.append((address, code))
         if self.refuse is not None:
             raise self.refuse
-        return PairedComputer(GPUBOX, "gpubox & 显卡", "PEM", "key", "1")
+        return PairedComputer(GPUBOX, "key", "PEM", "gpubox & 显卡", "1")
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ async def test_a_computer_that_has_removed_this_one_is_paired_again(
 
 async def test_the_computer_is_named_where_the_engine_is(runtime: StagedRuntime, window: MainWindow) -> None:
     engine = runtime.engine
-    engine.external.paired_computer = PairedComputer(GPUBOX, "gpubox", "PEM", "key", "1")
+    engine.external.paired_computer = PairedComputer(GPUBOX, "key", "PEM", "gpubox", "1")
     engine.current = engine.external
     runtime.settings = replace(runtime.settings, engine_url=GPUBOX)
     window.chat.show_engine()
