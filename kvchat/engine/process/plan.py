@@ -13,6 +13,7 @@ from kvchat.engine import embedded
 from kvchat.engine.discovery.arguments import KnownOptions
 from kvchat.engine.discovery.engines import EngineLocation
 
+HOST = "127.0.0.1"  # other computers cannot connect to the engine
 IMPOSSIBLE_ORIGIN = "https://kvchat.invalid"  # no web page can have this origin (RFC 2606), so none may send requests
 TRACE_VERBOSITY = 4  # llama-server's log level that includes memory use but no conversations
 
@@ -44,7 +45,6 @@ class LaunchPlan:
     context_size: int  # tokens
     slot_path: Path  # folder for saving and restoring slot files; not used if it `embeds`
     port: int = 0  # 0: a free port, chosen at each start
-    host: str = "127.0.0.1"
     kv_type: str = "f16"
     batch_size: int = BATCH_SIZE  # tokens
     fit_target: int | None = None  # bytes that the engine leaves free on each GPU; None without a GPU
@@ -76,7 +76,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         optional.append(["--fit-target", str(plan.fit_target // MIB)])
     arguments = [
         *("--model", _engine_path(plan.model)),
-        *("--host", plan.host),
+        *("--host", HOST),
         *("--port", str(plan.port)),
         *("--ctx-size", str(plan.context_size)),
         *("--batch-size", str(plan.batch_size)),
@@ -113,7 +113,7 @@ def _engine_path(path: Path) -> str:
 def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
     fields: dict[str, ParameterValue] = {
         "model.path": _engine_path(plan.model),
-        "hostnames": (plan.host,),
+        "hostnames": (HOST,),
         "port": plan.port,
         "n_ctx": plan.context_size,
         "n_batch": plan.batch_size,
@@ -158,12 +158,12 @@ class Invocation:
 
     @property
     def base_url(self) -> str:
-        return f"http://{self.plan.host}:{self.plan.port}"
+        return f"http://{HOST}:{self.plan.port}"
 
 
 def make_invocation(location: EngineLocation, plan: LaunchPlan) -> Invocation:
     """Create an invocation with a new key and, if the plan has no port, a free one."""
-    plan = dataclasses.replace(plan, port=plan.port or free_port(plan.host))
+    plan = dataclasses.replace(plan, port=plan.port or free_port(HOST))
     folder = None
     if location.path is None:
         command, key_variable = embedded.command(json.dumps(embedded_parameters(plan))), embedded.KEY_VARIABLE
