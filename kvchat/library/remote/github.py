@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,15 @@ from kvchat import __version__
 from kvchat.engine.discovery.graphics import Backend, Graphics, suitable_backends
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloader import DownloadOrder
-from kvchat.library.remote.hub import MAX_RESPONSE_BYTES, HubError, HubFile, HubPart, Unreachable, open_response
+from kvchat.library.remote.hub import (
+    MAX_RESPONSE_BYTES,
+    HubError,
+    HubFile,
+    HubPart,
+    open_response,
+    unexpected_status,
+    unreachable,
+)
 from kvchat.system.files import parse_json, read_limited
 from kvchat.text.formatting import format_size
 from kvchat.text.language import _
@@ -84,7 +93,7 @@ class GitHub:
         return self._open(url, {"Range": f"bytes={start}-"} if start else {})
 
     def _open(self, url: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
-        host, later = urlsplit(url).netloc, _("Try again later.")
+        host = urlsplit(url).netloc
 
         def status_error(response: httpx2.Response) -> HubError:
             status = response.status_code
@@ -93,19 +102,10 @@ class GitHub:
                 return HubError(_("File not found on GitHub"), _("{url} no longer exists.", url=url), advice)
             if status in (403, 429):  # without an account: 60 requests an hour
                 why = _("{host} received too many requests from your network.", host=host)
-                return HubError(_("GitHub rate limit reached"), why, later)
-            why = _("{host} returned HTTP status {status}.", host=host, status=status)
-            return (Unreachable if status >= 500 else HubError)(_("GitHub is having problems"), why, later)
+                return HubError(_("GitHub rate limit reached"), why, _("Try again later."))
+            return unexpected_status(_("GitHub is having problems"), host, status)
 
-        def connection_error(error: Exception) -> Unreachable:
-            import httpx2
-
-            why = _("Could not connect to {host}.", host=host)
-            if isinstance(error, httpx2.TimeoutException):
-                why = _("{host} did not respond in time.", host=host)
-            return Unreachable(_("GitHub cannot be reached"), why, _("Check the internet connection and try again."))
-
-        return open_response(url, headers, status_error, connection_error)
+        return open_response(url, headers, status_error, partial(unreachable, _("GitHub cannot be reached"), host))
 
 
 def _server() -> str:

@@ -85,6 +85,20 @@ async def open_response(
         raise connection_error(error) from error
 
 
+def unreachable(title: str, host: str, error: Exception) -> Unreachable:
+    import httpx2
+
+    why = _("Could not connect to {host}.", host=host)
+    if isinstance(error, httpx2.TimeoutException):
+        why = _("{host} did not respond in time.", host=host)
+    return Unreachable(title, why, _("Check the internet connection and try again."))
+
+
+def unexpected_status(title: str, host: str, status: int) -> HubError:
+    why = _("{host} returned HTTP status {status}.", host=host, status=status)
+    return (Unreachable if status >= 500 else HubError)(title, why, _("Try again later."))
+
+
 @dataclass(frozen=True)
 class HubModel:
     repository: str  # "owner/name"
@@ -194,25 +208,19 @@ class Hub:
             if status == 429:
                 why = _("{host} received too many requests.", host=host)
                 return Unreachable(_("Hugging Face rate limit reached"), why, _("Try again later."))
-            why = _("{host} returned HTTP status {status}.", host=host, status=status)
-            kind = Unreachable if status >= 500 else HubError
-            return kind(_("Hugging Face is having problems"), why, _("Try again later."))
+            return unexpected_status(_("Hugging Face is having problems"), host, status)
 
         def connection_error(error: Exception) -> HubError:
             import httpx2
 
-            why = _("Could not connect to {host}.", host=host)
-            if isinstance(error, httpx2.TimeoutException):
-                why = _("{host} did not respond in time.", host=host)
-            elif isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
+            if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
                 why = _("“{host}” is not a valid address. Correct the HF_ENDPOINT environment variable.", host=host)
-            elif isinstance(error, ConnectionError):
-                why = _("The HF_HUB_OFFLINE environment variable is set.")
-            advice = _("Check the internet connection and try again.")
-            return Unreachable(_("Hugging Face cannot be reached"), why, advice)
+                return Unreachable(title, why, advice)
+            return unreachable(title, host, error)
 
+        title, advice = _("Hugging Face cannot be reached"), _("Check the internet connection and try again.")
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-            raise connection_error(ConnectionError())
+            raise Unreachable(title, _("The HF_HUB_OFFLINE environment variable is set."), advice)
         if token:
             headers = {**headers, "Authorization": f"Bearer {token}"}
         async with open_response(self.endpoint + path, headers, status_error, connection_error) as response:
