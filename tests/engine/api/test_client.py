@@ -9,17 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 from kvchat.engine.api import response, transport, wire
 from kvchat.engine.api.client import THREAD_PARSE_BYTES, LlamaServerClient, UnchangedRows
@@ -34,6 +28,7 @@ from kvchat.engine.api.errors import (
 from kvchat.engine.api.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.engine.process.plan import free_port
 from kvchat.engine.process.supervisor import EngineSupervisor
+from kvchat.system.certificate import pinned_context, server_context
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine, supervised
 
@@ -251,22 +246,19 @@ async def test_server_without_key_check_gets_no_key() -> None:
 
 async def test_https_needs_a_trusted_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "certificate.pem"
-    file.write_bytes(self_signed())
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(file)
+    tls, _fingerprint = server_context(file)
     body = 'data: {"choices": [{"delta": {"content": "Hello"}}]}\n\ndata: [DONE]\n\n'
     async with scripted(200, body, tls) as (client, heads):
         with pytest.raises(EngineGone):
             await all_chunks(client)
-        monkeypatch.setattr(transport, "_tls_context", lambda: ssl.create_default_context(cafile=file))
+        monkeypatch.setattr(transport, "_tls_context", lambda: pinned_context(file.read_text()))
         assert [chunk.text for chunk in await all_chunks(client)] == ["Hello"]
         assert "Authorization: Bearer secret" in heads[0]
 
 
 async def test_connection_to_a_paired_kvchat_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, pinned = tmp_path / "certificate.pem", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    file.write_bytes(self_signed())
-    pinned.load_cert_chain(file)
+    file = tmp_path / "certificate.pem"
+    tls, _fingerprint = server_context(file)
     served, is_silent = list[int](), False
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -277,10 +269,10 @@ async def test_connection_to_a_paired_kvchat_is_kept(tmp_path: Path, monkeypatch
                 if not is_silent:
                     writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"status": "ok"}')
 
-    server = await asyncio.start_server(answer, "localhost", 0, family=socket.AF_INET, ssl=pinned)
+    server = await asyncio.start_server(answer, "localhost", 0, family=socket.AF_INET, ssl=tls)
     url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
-    trusted = ssl.create_default_context(cafile=file)
-    async with contextlib.aclosing(LlamaServerClient(url, "key", tls=trusted, response_s=2.0)) as client:
+    pinned = pinned_context(file.read_text())
+    async with contextlib.aclosing(LlamaServerClient(url, "key", tls=pinned, response_s=2.0)) as client:
         assert await client.is_loaded()
         await asyncio.gather(client.get("/props"), client.get("/props"))
         assert sorted(served) == [1, 1, 2], "the first one is used again, but not for two requests at once"
@@ -293,18 +285,6 @@ async def test_connection_to_a_paired_kvchat_is_kept(tmp_path: Path, monkeypatch
         with pytest.raises(EngineUnreachable):
             await client.get("/props")
         assert served[-1] == 3, "the request was sent on the kept connection, without an answer"
-
-
-def self_signed() -> bytes:
-    """Return a key and certificate for localhost, as PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-    certificate = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
-    return certificate + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 @pytest.mark.parametrize(
