@@ -52,6 +52,11 @@ class FakeEngine:
         """Return the pid, arguments and LLAMA_* variables of each process so far."""
         return _lines(self.state / "launches.jsonl")
 
+    def context_sizes(self) -> list[int]:
+        """Return the context size of each launch."""
+        launched = [launch["arguments"] for launch in self.launches()]
+        return [int(arguments[arguments.index("--ctx-size") + 1]) for arguments in launched]
+
     def requests(self) -> list[dict[str, Any]]:
         return _lines(self.state / "requests.jsonl")
 

@@ -43,12 +43,6 @@ async def stage(tmp_path: Path, fake_engine: FakeEngine, large: Path) -> AsyncIt
         yield stage
 
 
-def contexts(stage: Stage) -> list[int]:
-    """Return the context size of each launch."""
-    launches = [launch["arguments"] for launch in stage.fake.launches()]
-    return [int(arguments[arguments.index("--ctx-size") + 1]) for arguments in launches]
-
-
 @pytest.mark.parametrize(
     ("needed", "tokens"),
     [(0, 8192), (5000, 8192), (6000, 16_384), (21_845, 32_768), (40_000, LONGEST), (10**6, LONGEST)],
@@ -78,11 +72,11 @@ def test_initial_context_of_other_models_and_settings(tmp_path: Path, fake_engin
 async def test_growing_chat_is_restored_into_a_larger_context(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat, TURN)
-    assert contexts(stage) == [8192]
+    assert stage.fake.context_sizes() == [8192]
     assert stage.runtime.engine.context_size == LONGEST
     assert not stage.of(IncreasingContext)
     receipt = await stage.answered(chat, TURN)
-    assert contexts(stage) == [8192, 16_384]
+    assert stage.fake.context_sizes() == [8192, 16_384]
     assert [event.is_finished for event in stage.of(IncreasingContext)] == [False, True]
     assert receipt.source is Source.WARM
     assert receipt.cached_tokens > 0.4 * receipt.prompt_tokens
@@ -96,7 +90,7 @@ async def test_reply_continues_in_a_larger_context(stage: Stage) -> None:
     reply = await stage.ask(chat, "Tell me a story.")
     assert reply.content == story
     assert reply.state is MessageState.COMPLETE
-    assert len(contexts(stage)) == 2
+    assert len(stage.fake.context_sizes()) == 2
     assert len(stage.of(Restored)) == 1
     assert reply.receipt.source is Source.COLD
     assert reply.receipt.predicted_tokens == len(story)
@@ -108,13 +102,13 @@ async def test_next_start_has_room_for_recent_chats(stage: Stage, large: Path) -
     chat = await stage.chat()
     await stage.answered(chat, TURN * 3)
     await stage.runtime.close()
-    begun = len(contexts(stage))
+    begun = len(stage.fake.context_sizes())
     again = Stage(stage.home, stage.fake, large)
     again.settings = stage.settings
     async with again:
         receipt = await again.answered(chat, "And then?")
         assert receipt.source is Source.DISK
-        assert len(contexts(stage)) == begun + 1
+        assert len(stage.fake.context_sizes()) == begun + 1
         assert not again.of(IncreasingContext)
 
 
@@ -123,7 +117,7 @@ async def test_attachment_grows_the_context_before_sending(stage: Stage) -> None
     await stage.answered(chat, "Hello")
     use = await stage.runtime.chat.context.usage(chat, "", [Attachment("long.txt", 1, "hash", TURN * 3)])
     assert use.limit == LONGEST
-    await stage.until(lambda: len(contexts(stage)) == 2)
+    await stage.until(lambda: len(stage.fake.context_sizes()) == 2)
     await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
     await stage.runtime.chat.wait_until_idle()
     assert [event.is_finished for event in stage.of(IncreasingContext)] == [False, True]
@@ -144,9 +138,9 @@ async def test_stop_while_growing(stage: Stage) -> None:
     await stage.answered(chat, "Hello")
     stage.fake.set(FAKE_HOLD_DURING="load")
     future = stage.runtime.chat.send(chat, TURN * 3)
-    await stage.until(lambda: len(contexts(stage)) == 2)
+    await stage.until(lambda: len(stage.fake.context_sizes()) == 2)
     stage.runtime.chat.stop(chat)
     assert await future is None
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert await stage.answered(chat, "Are you there?")
-    assert len(contexts(stage)) == 2
+    assert len(stage.fake.context_sizes()) == 2

@@ -33,10 +33,6 @@ def notices(runtime: Runtime) -> list[Notice]:
     return shown
 
 
-def contexts(fake: FakeEngine) -> list[int]:
-    return [int(values["--ctx-size"]) for values in arguments(fake)]
-
-
 def arguments(fake: FakeEngine) -> list[dict[str, str]]:
     """Return each launch's options with their values."""
     launched = [launch["arguments"] for launch in fake.launches()]
@@ -50,7 +46,7 @@ async def test_context_is_halved_until_it_fits(tmp_path: Path, fake_engine: Fake
         shown, statuses = notices(runtime), list[EngineStatus]()
         runtime.events.subscribe(lambda event: statuses.append(event.status) if hasattr(event, "status") else None)
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello")
-        assert contexts(fake_engine) == [65_536, 32_768, 16_384]
+        assert fake_engine.context_sizes() == [65_536, 32_768, 16_384]
         assert runtime.engine.context_size == 16_384
         assert runtime.engine.context_reason.startswith("16,384 tokens: not enough memory for 65,536")
         (notice,) = shown
@@ -65,7 +61,7 @@ async def test_context_is_halved_until_it_fits(tmp_path: Path, fake_engine: Fake
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
         shown = notices(runtime)
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello again")
-        assert contexts(fake_engine)[3:] == [16_384, 16_384]
+        assert fake_engine.context_sizes()[3:] == [16_384, 16_384]
         assert shown == []
 
 
@@ -107,7 +103,7 @@ async def test_failure_at_the_smallest_context(runtime: Runtime, fake_engine: Fa
     shown = notices(runtime)
     with pytest.raises(Exception, match="ran out of memory"):
         await runtime.engine.ready()
-    assert contexts(fake_engine)[-1] == 2048
+    assert fake_engine.context_sizes()[-1] == 2048
     assert runtime.engine.status.state is EngineState.FAILED
     assert shown == []
 
