@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,7 @@ from kvchat.library.remote.hub import (
     HubError,
     HubFile,
     HubPart,
+    Unreachable,
     open_response,
     unexpected_status,
     unreachable,
@@ -105,7 +105,10 @@ class GitHub:
                 return HubError(_("GitHub rate limit reached"), why, _("Try again later."))
             return unexpected_status(_("GitHub is having problems"), host, status)
 
-        return open_response(url, headers, status_error, partial(unreachable, _("GitHub cannot be reached"), host))
+        def connection_error(error: Exception) -> Unreachable:
+            return unreachable(_("GitHub cannot be reached"), host, error)
+
+        return open_response(url, headers, status_error, connection_error)
 
 
 def _server() -> str:

@@ -218,7 +218,8 @@ class Hub:
                 return Unreachable(title, why, advice)
             return unreachable(title, host, error)
 
-        title, advice = _("Hugging Face cannot be reached"), _("Check the internet connection and try again.")
+        title = _("Hugging Face cannot be reached")
+        advice = _("Check the internet connection and try again.")
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise Unreachable(title, _("The HF_HUB_OFFLINE environment variable is set."), advice)
         if token:

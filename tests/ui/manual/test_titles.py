@@ -11,7 +11,8 @@ from kvchat.ui.manual.manual_window import MANUAL_TEXT
 
 ROOT = Path(kvchat.__file__).parent
 # Other callables that take a title, and the position of that argument.
-OTHERS = {"kind": 0, "EngineFailure": 1, "_Rule": 2, "_failure": 0, "__init__": 0}
+OTHERS = {"EngineFailure": 1, "_Rule": 2, "_failure": 0, "__init__": 0}
+OTHERS |= {"unreachable": 0, "unexpected_status": 0}
 
 
 def error_classes(files: Iterable[list[ast.AST]]) -> dict[str, ast.ClassDef]:
