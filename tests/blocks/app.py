@@ -266,7 +266,7 @@ class User(QObject):
         dialog = self.dialog(PassphraseDialog)
         self.xdotool("type", "--delay", "10", "--", "secret")
         if repeat:
-            self.call(dialog.again.setFocus)
+            self.call(dialog.repeat_field.setFocus)
             self.xdotool("type", "--delay", "10", "--", "secret")
         self.xdotool("key", "Return")
 
