@@ -206,11 +206,13 @@ def run_process(main: Callable[[], int]) -> NoReturn:
         code = main()
     except SystemExit as error:  # argparse
         code = error.code if isinstance(error.code, int) else EXIT_FAILED
-    except KeyboardInterrupt as error:
-        code = getattr(error, "code", EXIT_INTERRUPTED)
-    except BaseException:
-        traceback.print_exc()
-        code = EXIT_FAILED
+    except BaseException as error:
+        fault: BaseException | None = error
+        while fault and not isinstance(fault, KeyboardInterrupt):  # within threading's locks, it became a RuntimeError
+            fault = fault.__context__
+        if fault is None:
+            traceback.print_exc()
+        code = getattr(fault, "code", EXIT_INTERRUPTED) if fault else EXIT_FAILED
     with suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
         if recorder and recorder.fault and not code:

@@ -97,6 +97,21 @@ def test_a_signal_ends_the_process_whatever_hangs(command, number, environment):
         assert "Traceback" not in process.stderr.read()
 
 
+def test_a_signal_that_breaks_a_lock_still_counts(environment):
+    """A signal between two steps of a lock of `threading` ends in a RuntimeError."""
+    script = """
+from kvchat.cli.terminal import SignalReceived, run_process
+def main():
+    try:
+        raise SignalReceived(15)
+    finally:
+        raise RuntimeError("release unlocked lock")
+run_process(main)
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, b"")
+
+
 def test_the_window_quits_while_a_file_hangs(environment):
     offscreen = environment | {"QT_QPA_PLATFORM": "offscreen"}
     with run_hanging(patience_s=100_000, environment=offscreen, script=WINDOW) as process:
