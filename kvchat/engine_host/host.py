@@ -29,7 +29,6 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import FindingKey, FindingStore, RestoreFinding, Strategy
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings
-from kvchat.system.concurrency import shielded
 from kvchat.system.paths import Paths
 from kvchat.text.language import _
 from kvchat.text.reasons import Reason, ReasonCode
@@ -158,7 +157,11 @@ class SwitchingEngineHost(EngineInUse):
                 needs_vision = engine.has_vision
             elif self.is_external or self._started_with_vision:
                 raise self.current.vision_error()
-            await shielded(self._restart(needs_vision=needs_vision, tokens=tokens))
+            # It goes on if the caller is cancelled, who does not wait: stopping an engine may take seconds.
+            restart = self._restart(needs_vision=needs_vision, tokens=tokens)
+            self._restarting = asyncio.create_task(restart, name="restarting the engine")
+            self._restarting.add_done_callback(_report_unexpected_error)
+            await asyncio.shield(self._restarting)
 
     async def note_restore(self, *, was_used: bool) -> None:
         engine, key = self.inspected_engine, self._finding_key
@@ -268,4 +271,4 @@ def _report_unexpected_error(task: asyncio.Task[None]) -> None:
     """Report a task's exception as a bug, unless it is a KvchatError, which is shown to the user elsewhere."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, KvchatError):
-        task.get_loop().call_exception_handler({"message": "Inspecting the engine failed", "exception": error})
+        task.get_loop().call_exception_handler({"message": "Preparing the engine failed", "exception": error})

@@ -1,5 +1,6 @@
 """The engine starts with the context that is needed, and gets a larger one before a chat fills it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,5 +143,25 @@ async def test_stop_while_growing(stage: Stage) -> None:
     stage.runtime.chat.stop(chat)
     assert await future is None
     stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await stage.answered(chat, "Are you there?")
+    assert len(stage.fake.context_sizes()) == 2
+
+
+async def test_stop_does_not_wait_for_the_engine_to_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat, host = await stage.chat(), stage.runtime.engine
+    await stage.answered(chat, "Hello")
+    is_stopping, may_stop, stop = asyncio.Event(), asyncio.Event(), host.stop
+
+    async def stop_slowly() -> None:
+        is_stopping.set()
+        await may_stop.wait()
+        await stop()
+
+    monkeypatch.setattr(host, "stop", stop_slowly)
+    future = stage.runtime.chat.send(chat, TURN * 3)
+    await is_stopping.wait()
+    stage.runtime.chat.stop(chat)
+    assert await future is None
+    may_stop.set()
     assert await stage.answered(chat, "Are you there?")
     assert len(stage.fake.context_sizes()) == 2
