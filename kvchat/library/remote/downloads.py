@@ -58,7 +58,7 @@ class Downloads:
         self._listeners: list[Callable[[Download], object]] = []
         self._one_at_a_time = asyncio.Lock()
         self._running: dict[Path, asyncio.Task[None]] = {}
-        self._stopping: dict[Path, asyncio.Task[None]] = {}  # cancelled, but may still have files open
+        self._stopping: dict[Path, asyncio.Task[None]] = {}  # may still have files open or delete them
         self._downloads: dict[Path, Download] = {}
 
     def subscribe(self, listener: Callable[[Download], object]) -> Callable[[], None]:
@@ -96,10 +96,17 @@ class Downloads:
         """Remove a download from the list, and delete its files unless it is done. Raises OSError."""
         download = self._downloads.pop(path, None)
         self._stop(path)
-        if ending := self._stopping.get(path):
-            await asyncio.wait([ending])
-        if download is not None and download.state is not DownloadState.DONE:
-            await asyncio.to_thread(discard_download, download.order, self._models)
+        ending = self._stopping.get(path)
+
+        async def discard() -> None:
+            if ending:
+                await asyncio.wait([ending])
+            if download is not None and download.state is not DownloadState.DONE:
+                await asyncio.to_thread(discard_download, download.order, self._models)
+
+        discarding = asyncio.create_task(discard(), name="removing a download")
+        self._delay_next(path, discarding)
+        await asyncio.shield(discarding)
 
     async def close(self) -> None:
         for path in tuple(self._running):
@@ -111,9 +118,13 @@ class Downloads:
         if (task := self._running.pop(path, None)) is None:
             return False
         task.cancel()
+        self._delay_next(path, task)
+        return True
+
+    def _delay_next(self, path: Path, task: asyncio.Task[None]) -> None:
+        """Let the next download to `path` begin when `task` has ended."""
         self._stopping[path] = task
         task.add_done_callback(lambda ended: self._stopping.pop(path) if self._stopping.get(path) is ended else None)
-        return True
 
     async def _fetch(self, order: DownloadOrder, path: Path) -> None:
         if ending := self._stopping.get(path):

@@ -1,11 +1,16 @@
 """A queue of downloads that are paused, resumed and removed."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import pytest_asyncio
 
+from kvchat.library.remote import downloads
+from kvchat.library.remote.downloader import discard_download
 from kvchat.library.remote.downloads import Download, Downloads, DownloadState
 from kvchat.library.remote.hub import Hub
 from tests.library.fake_hub import FakeHub
@@ -84,6 +89,31 @@ async def test_remove_deletes_only_unfinished_downloads(watched: Watched, served
     watched.downloads.start(order())
     await watched.until_state(path, DownloadState.DONE)
     await watched.downloads.remove(path)
+    assert path.read_bytes() == CONTENT
+
+
+async def test_new_download_waits_until_the_removed_files_are_deleted(
+    watched: Watched, served: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = await begin_and_hold(watched, served)
+    is_deleting, may_delete = threading.Event(), threading.Event()
+
+    def discard_slowly(*arguments: Any) -> None:
+        is_deleting.set()
+        may_delete.wait(60)
+        discard_download(*arguments)
+
+    monkeypatch.setattr(downloads, "discard_download", discard_slowly)
+    removing = asyncio.create_task(watched.downloads.remove(path))
+    await asyncio.to_thread(is_deleting.wait, 60)
+    served.hold_at = None
+    watched.downloads.start(order())
+    done = asyncio.create_task(watched.until_state(path, DownloadState.DONE))
+    await asyncio.wait([done], timeout=1)
+    assert watched.now(path).state is DownloadState.WAITING
+    may_delete.set()
+    await removing
+    await done
     assert path.read_bytes() == CONTENT
 
 
