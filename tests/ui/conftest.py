@@ -58,6 +58,7 @@ def _qt_loop() -> QEventLoop:
 
 @pytest.fixture
 def look(qapp: QApplication) -> Iterator[Look]:
+    qapp.setQuitOnLastWindowClosed(False)  # as in the app
     look = Look(qapp, "light")
     yield look
     look.deleteLater()
