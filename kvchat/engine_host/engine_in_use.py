@@ -133,9 +133,9 @@ class EngineInUse:
         choice, settings = self.choice, self._settings()
         settings = replace(settings, model_path=own_model(model) or settings.model_path)
         try:
-            if settings.engine_url:
+            if settings.engine_url or not settings.model_path:
                 return None
-            if choice is None or self.restart_pending or str(choice.plan.model) != settings.model_path:
+            if choice is None or self.restart_pending or choice.plan.model != Path(settings.model_path):
                 choice = await asyncio.to_thread(choose_engine, settings, Path())
         except KvchatError:
             return None

@@ -66,6 +66,7 @@ class SwitchingEngineHost(EngineInUse):
         self._started_with_vision = False
         self._finding_key: FindingKey | None = None  # key of this engine's restore finding
         self._inspection: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
         self._is_closed = False
         self._lock = asyncio.Lock()
         for engine in (self.managed, self.external):
